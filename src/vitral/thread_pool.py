@@ -18,7 +18,7 @@ class _Pool(ThreadPoolExecutor):
         super().__init__(threads)
         self.unfinished: set[Future[Any]] = set()
 
-    def submit(self, task: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+    def submit(self, task: Callable[..., object], /, *args: object, **options: object) -> Future[Any]:
         future = super().submit(task, *args, **options)
         self.unfinished.add(future)
         future.add_done_callback(self.unfinished.discard)

@@ -56,7 +56,7 @@ class EncodedImages(Images):
             box = self.augmentation.box(jpeg.height, jpeg.width)
         return torch.frombuffer(bytearray(data), dtype=torch.uint8), box, self.split.names[index]
 
-    def collate(self, items: Sequence[Any]) -> Encoded:
+    def collate(self, items: Sequence[object]) -> Encoded:
         """Join the items of a batch: few tensors, since each one costs a descriptor between processes."""
         files = [item[0] for item in items if isinstance(item, tuple)]
         boxes = [item[1] if isinstance(item, tuple) else None for item in items]

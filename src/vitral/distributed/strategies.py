@@ -74,7 +74,7 @@ class _Called(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: object) -> Any:
         if isinstance(inputs[0], _Function):
             return inputs[0].of(self.network)
         return self.network(*inputs)

@@ -166,7 +166,7 @@ def render(content: ReportContent, run: str) -> str:
     return finished(text)
 
 
-def _subtitle(evaluation: Evaluation | None, result: Mapping[str, Any]) -> str:
+def _subtitle(evaluation: Evaluation | None, result: Mapping[str, object]) -> str:
     trained = " trained on ".join(str(result[key]) for key in ("model", "data") if result.get(key))
     classes = count(len(evaluation.classes), "class", "classes") if evaluation else ""
     return " · ".join(part for part in (trained, classes) if part)
@@ -227,7 +227,7 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
 
 
 def _findings(
-    evaluation: Evaluation | None, history: Sequence[Mapping[str, Any]], best_epoch: int | None
+    evaluation: Evaluation | None, history: Sequence[Mapping[str, object]], best_epoch: int | None
 ) -> list[tuple[str, str]]:
     """Summarize the page for the reader: heading, sentence."""
     findings = []
@@ -284,7 +284,7 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
 
 
 def _history_table(
-    history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]
+    history: Sequence[Mapping[str, object]], best_epoch: int | None, metrics: Sequence[Metric]
 ) -> dict[str, Any] | None:
     """Return the table behind the curves, evenly subsampled for very many epochs."""
     columns = [

@@ -43,13 +43,13 @@ class TextEvaluation(Measured):
     confidence: float
     """Mean probability of the texts read; of a calibrated network it equals the accuracy."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data for `from_json`."""
         plain = asdict(self)
         return {"task": "text"} | {name: list(one) if isinstance(one, tuple) else one for name, one in plain.items()}
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> TextEvaluation:
+    def from_json(cls, plain: Mapping[str, object]) -> TextEvaluation:
         """Invert `to_json`. Raises `DataError` for a missing or invalid part."""
         plain = {name: value for name, value in plain.items() if name != "task"}
         plain.setdefault("groups", plain.get("images"))

@@ -262,7 +262,15 @@ def explicit_backend(
 
 
 def _reducing_backend(
-    layer: Layer, reduce: Reduce, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, *, scale: float, **_: Any
+    layer: Layer,
+    reduce: Reduce,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    *,
+    scale: float,
+    **_: object,
 ) -> Tensor:
     """Compute attention explicitly, pass it to `reduce`, and use it."""
     attention = weights_of(q, k, attn_mask, scale)
@@ -280,7 +288,7 @@ def _backward_backend(
     attn_mask: Tensor | None,
     *,
     scale: float,
-    **_: Any,
+    **_: object,
 ) -> Tensor:
     """Compute attention explicitly; the backward pass calls `backward`."""
     captured.v[layer] = v

@@ -297,7 +297,7 @@ def check_faithfulness(
     maps: Maps | None = None,
     steps: int = 25,
     fill: str = "mean",
-    **options: Any,
+    **options: object,
 ) -> list[dict[str, Any]]:
     """Checks of each map on its own image, as plain data: for each image and each target, in that order.
 
@@ -358,7 +358,7 @@ def protocol(measure: str, fill: str, patches: int, steps: int) -> str:
 
 
 def _target_sensitivity(
-    model: nn.Module, images: Tensor, targets: Tensor, method: Method, values: Tensor, options: Mapping[str, Any]
+    model: nn.Module, images: Tensor, targets: Tensor, method: Method, values: Tensor, options: Mapping[str, object]
 ) -> Tensor | None:
     with torch.no_grad():
         logits = model(images).float()

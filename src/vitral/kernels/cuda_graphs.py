@@ -76,7 +76,7 @@ class CapturedGraph:
     replay: Callable[[], None]
 
     @classmethod
-    def of(cls, program: Callable[..., Any], inputs: Inputs, record: Capture) -> CapturedGraph:
+    def of(cls, program: Callable[..., object], inputs: Inputs, record: Capture) -> CapturedGraph:
         """Capture `program(*inputs)`."""
         static = [None if tensor is None else tensor.clone() for tensor in inputs]
         replay, results = record(lambda: program(*static))

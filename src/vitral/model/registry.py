@@ -51,7 +51,7 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
     return {"kind": _kind(config), **config.to_json()}
 
 
-def config_from_json(data: Mapping[str, Any]) -> ModelConfig:
+def config_from_json(data: Mapping[str, object]) -> ModelConfig:
     """Build a configuration from the output of `config_to_json`. Without a kind it is a ViT, as in older files.
 
     Raises `UsageError` for an unknown kind or field, and for invalid values.

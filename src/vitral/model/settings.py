@@ -86,7 +86,7 @@ _SEPARATE = {"": (*SWITCHES, "config"), "encoder": SWITCHES, "head": ("out_featu
 """Part → settings that are no difference: a head of other outputs is found by `check_head`."""
 
 
-def _difference(part: nn.Module, fresh: Mapping[str, Any], separate: Sequence[str]) -> tuple[str, str] | None:
+def _difference(part: nn.Module, fresh: Mapping[str, object], separate: Sequence[str]) -> tuple[str, str] | None:
     """Return the name of the first setting that differs, and both values as text; `separate` settings may differ."""
     own = settings_of(part)
     for name in {**fresh, **own}:
@@ -109,7 +109,7 @@ def _is_known(part: nn.Module) -> bool:
     return isinstance(part, EncoderDecoder) or any(part.backend is one for one in known)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = getattr(value, "co_name", None) or getattr(value, "__name__", None) or repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 

@@ -308,7 +308,11 @@ class _ArgumentTracer(TorchFunctionMode):
         self.visit = visit
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         for argument in args:
             for value in argument if isinstance(argument, list | tuple) else (argument,):

@@ -77,7 +77,7 @@ _SILENT = ("vitral.", "torch.distributed.", "torch.utils.module_tracker")
 """Modules whose hooks and parts need no other tokens: FSDP gathers weights, a tracker notes names."""
 
 
-def _is_foreign(function: Callable[..., Any]) -> bool:
+def _is_foreign(function: Callable[..., object]) -> bool:
     return not _home(function).startswith(_SILENT)
 
 
@@ -90,6 +90,6 @@ def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
 _OBSERVERS = {"transformers.utils.output_capturing"}  # stay after `output_attentions=True`, and change nothing
 
 
-def _home(function: Any) -> str:
+def _home(function: object) -> str:
     """Name of the module of a function, or of the one that a partial calls."""
     return str(getattr(getattr(function, "func", function), "__module__", ""))

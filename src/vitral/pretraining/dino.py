@@ -134,7 +134,7 @@ class SelfDistillation(Method):
         self.teacher_head.eval()
         return self
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False) -> Any:
         self._done = None
         return super().load_state_dict(state_dict, strict, assign)
 

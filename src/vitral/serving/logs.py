@@ -53,6 +53,6 @@ def configure(style: str) -> None:
         logger.setLevel(level)
 
 
-def log(message: str, level: int = logging.INFO, **fields: Any) -> None:
+def log(message: str, level: int = logging.INFO, **fields: object) -> None:
     """Log a line with named values."""
     LOGGER.log(level, message, extra={"fields": fields})

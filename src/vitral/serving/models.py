@@ -240,7 +240,7 @@ class Model:
             raise Problem("no-explanation", f"{error.what}; name one as target: {error.why}") from error
         return None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The facts that clients need, as plain data."""
         predictor = self.predictor
         return {

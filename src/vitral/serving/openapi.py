@@ -163,7 +163,7 @@ def _parameters(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _object(*required: str, **properties: Any) -> dict[str, Any]:
+def _object(*required: str, **properties: object) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required or properties)}
 
 

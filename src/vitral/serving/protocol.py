@@ -56,7 +56,7 @@ class _Gathered(asyncio.Transport):
     def resume_reading(self) -> None:
         self._transport.resume_reading()
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
+    def get_extra_info(self, name: str, default: object = None) -> Any:
         return self._transport.get_extra_info(name, default)
 
 

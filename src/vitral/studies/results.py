@@ -140,7 +140,7 @@ class _Runs:
     accuracy: dict[tuple[Any, ...], float]
 
 
-def _by_others(done: Sequence[Outcome], name: str, value: Any) -> dict[tuple[Any, ...], float]:
+def _by_others(done: Sequence[Outcome], name: str, value: object) -> dict[tuple[Any, ...], float]:
     """Accuracies of the runs with this value of an option, by seed and the other options."""
     return {
         (one.cell.seed, *(v for n, v in one.cell.factors.items() if n != name)): one.accuracy or 0.0
@@ -285,7 +285,7 @@ class Results:
             rows.writerow([*own, one.cell.seed, one.status, *values, f"cells/{one.cell.name}", one.why])
         return text.getvalue()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data: the study, every run, means over seeds and differences."""
         runs = [_as_json(one) for one in self.outcomes]
         means = [

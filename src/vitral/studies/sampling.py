@@ -136,7 +136,7 @@ def _space(study: Study) -> dict[str, BaseDistribution]:
     return {name: of(values) for name, values in study.vary.items()}
 
 
-def _encoded(study: Study, factors: Mapping[str, Any]) -> dict[str, Any]:
+def _encoded(study: Study, factors: Mapping[str, object]) -> dict[str, Any]:
     return {
         name: factors[name] if isinstance(values, Span) else values.index(factors[name])
         for name, values in study.vary.items()

@@ -39,7 +39,7 @@ class Span:
         return cls(low, high, name in LOG)
 
     @classmethod
-    def read(cls, value: Any) -> Any:
+    def read(cls, value: object) -> Any:
         """Read the form in a study.json; lists of values are returned as they are."""
         return cls(**value) if isinstance(value, Mapping) else value
 

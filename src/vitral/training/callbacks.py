@@ -95,7 +95,7 @@ class Callback:
     def on_stop(self) -> None:
         """Ctrl-C: the current step is finished and the state saved, which may take a while."""
 
-    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+    def on_run_end(self, result: Mapping[str, object] | None) -> None:
         """The run has ended; `result` is as in result.json, or None if it was stopped or failed."""
 
 
@@ -174,6 +174,6 @@ class Callbacks(Callback):
         for one in self.callbacks:
             one.on_stop()
 
-    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+    def on_run_end(self, result: Mapping[str, object] | None) -> None:
         for one in self.callbacks:
             one.on_run_end(copy.deepcopy(result))

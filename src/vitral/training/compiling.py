@@ -95,10 +95,10 @@ class Stopwatch:
     def seconds(self) -> float:
         return self._seconds
 
-    def start(self, _: Any = None) -> None:
+    def start(self, _: object = None) -> None:
         self._began = time.perf_counter()
 
-    def stop(self, _: Any = None) -> None:
+    def stop(self, _: object = None) -> None:
         self._seconds += time.perf_counter() - self._began
 
 

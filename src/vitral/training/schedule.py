@@ -17,7 +17,7 @@ def planned_epochs(run: Run, history: Sequence[Mapping[str, Any]]) -> int:
     return int(next((line["epochs"] for line in reversed(history) if "epochs" in line), run.epochs))
 
 
-def as_planned(run: Run, history: Sequence[Mapping[str, Any]]) -> Run:
+def as_planned(run: Run, history: Sequence[Mapping[str, object]]) -> Run:
     """Return the run with the epochs that it has after this history."""
     epochs = planned_epochs(run, history)
     return run if epochs == run.epochs else dataclasses.replace(run, epochs=epochs)

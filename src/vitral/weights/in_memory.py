@@ -409,7 +409,7 @@ def _usual_frequencies(rope: Any, frequencies: Tensor) -> bool:
     return torch.allclose(frequencies.float().cpu(), usual, rtol=0.01)  # half precision rounds them
 
 
-def _check_scale(attention: Any, heads: int) -> None:
+def _check_scale(attention: object, heads: int) -> None:
     scale, head = getattr(attention, "scaling", getattr(attention, "scale", None)), getattr(attention, "head_dim", None)
     if scale is not None and head and abs(scale - head**-0.5) > 1e-9:
         raise UnreadableError("its attention scale is not 1 / √(head width)")

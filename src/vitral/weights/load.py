@@ -245,7 +245,7 @@ def _native(path: Path, source: Source, reference: str) -> Loaded:
     return Loaded(weights, account, "native", reference, scheme=weights.trained.get("positions", Loaded.scheme))
 
 
-def _saved_again(path: Path, source: Source, header: Mapping[str, Any], reference: str) -> Loaded:
+def _saved_again(path: Path, source: Source, header: Mapping[str, object], reference: str) -> Loaded:
     """Read a network that transformers saved, by a modeling file of vitral."""
     weights = native.whole(path, source.tensors, header)
     weights = dataclasses.replace(weights, output=_output(source, weights.config), trained={"origin": source.where})
@@ -387,7 +387,7 @@ def _check(state: Mapping[str, Tensor], config: ModelConfig, format: str, where:
         raise WeightsError(f"the tensors of {format} do not make a whole network", where=where, why=why)
 
 
-def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **changes: Any) -> Loaded:
+def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **changes: object) -> Loaded:
     """Adapt weights to another image size, patch, channels or classes, with the changes in the load report."""
     wanted = {name: value for name, value in changes.items() if value is not None}
     weights = loaded.weights

@@ -77,7 +77,7 @@ DEFAULTS: dict[str, Callable[[Size], Preprocessing]] = {
 _CROP_MODES: dict[str, Resize] = {"center": "crop", "squash": "stretch", "border": "letterbox"}
 
 
-def from_timm(pretrained_cfg: Mapping[str, Any], image_size: Size | None = None) -> Preprocessing:
+def from_timm(pretrained_cfg: Mapping[str, object], image_size: Size | None = None) -> Preprocessing:
     """Read a `pretrained_cfg` as the evaluation of `timm.data.create_transform`, with timm's defaults.
 
     `image_size` replaces that of the file, with the same share cropped. timm resizes by Pillow: pixels differ from
@@ -168,7 +168,7 @@ _PROCESSORS: dict[str, _Processor] = {
 }
 
 
-def from_huggingface(config: Mapping[str, Any], image_size: Size | None = None) -> Preprocessing:
+def from_huggingface(config: Mapping[str, object], image_size: Size | None = None) -> Preprocessing:
     """Read a `preprocessor_config.json`, with the defaults of the processor that it names (ViT's if none).
 
     `image_size` is the network's: if it differs from the final size of the file (DINOv2's files state 224 for networks

@@ -85,7 +85,7 @@ class Similar:
     name: str
     cosine: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data."""
         return {"image": self.name, "cosine": self.cosine}
 

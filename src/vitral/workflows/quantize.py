@@ -87,7 +87,7 @@ class Quantized:
         speed = f"{self.speed:.2f} times the speed of {self.plain}"
         return f"int8 was not worthwhile on {cpu_name()}: {speed}, {accuracies}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {**asdict(self), "file": str(self.file), "judged_groups": self.independent, "pays": self.is_worthwhile}
 

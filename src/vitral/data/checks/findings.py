@@ -235,7 +235,7 @@ class DataCheck(Described):
             findings.append(("alike classes", f"{sentence}{_listed(lines)}"))
         return findings
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Convert to JSON types."""
         counts = {split: dict(zip(self.classes, n, strict=True)) for split, n in self.counts.items()}
 

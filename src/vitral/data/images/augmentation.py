@@ -100,7 +100,7 @@ class Augmentation:
         return (images[1:], labels[1:]) if rows and rows.halo else (images, labels)
 
 
-def own_augmented(images: Tensor, function: Callable[..., Any]) -> Tensor:
+def own_augmented(images: Tensor, function: Callable[..., object]) -> Tensor:
     """Apply a function of the user to each image of a batch, uint8 (B, C, H, W): a function of a uint8 tensor
     (C, H, W), such as a transform of torchvision's v2, or a transform of albumentations.
 

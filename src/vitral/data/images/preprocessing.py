@@ -244,7 +244,7 @@ class Preprocessing:
             images[:, channel].mul_(1 / (255 * std)).add_(-mean / std)
         return images
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Convert to plain data, for `from_json`.
 
         Fields added later (`resize_size` and those after it) are written only if they differ from their defaults, so

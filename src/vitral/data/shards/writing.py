@@ -52,7 +52,7 @@ class Written:
     left_out: tuple[str, ...]
     """Names of unreadable images that were left out."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data."""
         splits = {
             split: dict(zip(("shards", "images", "bytes"), row, strict=True)) for split, row in self.splits.items()

@@ -72,7 +72,7 @@ class Inspection(Described):
         """Name → value of the facts to show."""
         return {"name": self.name, **{name: f"{name} {value}" for name, value in self.facts.items()}}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All results as plain data; None for parts that were not measured."""
         parts = ("filters", "positions", "attention", "norms", "likeness", "heads")
         found = {part: None if (one := getattr(self, part)) is None else one.to_json() for part in parts}

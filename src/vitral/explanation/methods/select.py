@@ -71,7 +71,7 @@ def check_method(method: Method, network: nn.Module) -> None:
     raise UsageError(what, why=f"{type(network).__name__} has no attention", hint=f"--method {able}")
 
 
-def check_options(method: Method, options: Mapping[str, Any]) -> None:
+def check_options(method: Method, options: Mapping[str, object]) -> None:
     """Refuse an option that the method does not have."""
     known = [name for name, one in signature(method.run).parameters.items() if one.kind is one.KEYWORD_ONLY]
     if bad := next((name for name in options if name not in known), None):

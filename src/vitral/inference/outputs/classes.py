@@ -154,7 +154,7 @@ class Classes(Output):
         """Return this output without a threshold for unknown images."""
         return replace(self, unknown=None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         calibrated: dict[str, Any] = {"temperature": self.temperature} if self.temperature != 1 else {}
         calibrated |= {"scores": list(self.scores)} if self.scores else {}
         calibrated |= {"groups": self.groups} if self.groups is not None else {}

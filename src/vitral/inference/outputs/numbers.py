@@ -44,7 +44,7 @@ class NumbersPrediction(ByValue):
         """The numbers with their names, as text."""
         return [f"{name} {value:.6g}" for name, value in self.numbers.items()]
 
-    def to_json(self, count: int = 5) -> dict[str, Any]:
+    def to_json(self, count: int = 5) -> dict[str, object]:
         """Return plain data."""
         return {"image": self.name, "numbers": self.numbers}
 
@@ -113,7 +113,7 @@ class Numbers(Output):
     def columns(self, top: int = 1, all: bool = False) -> NumberCells:
         return NumberCells(self.names)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"task": self.task, "mean": list(self.mean), "deviation": list(self.deviation)}
 
     @classmethod

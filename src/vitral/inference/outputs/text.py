@@ -49,7 +49,7 @@ class ReadText(ByValue):
         """The text and its probability, as text."""
         return [f"{self.text} {self.confidence:.1%}"]
 
-    def to_json(self, count: int = 1) -> dict[str, Any]:
+    def to_json(self, count: int = 1) -> dict[str, object]:
         """Return plain data."""
         characters = [{"character": one, "probability": p} for one, p in self.characters]
         return {"image": self.name, "text": self.text, "confidence": self.confidence, "characters": characters}
@@ -120,7 +120,7 @@ class TextOutput(Output):
     def columns(self, top: int = 1, all: bool = False) -> TextColumns:
         return TextColumns()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"task": "text", **({"joint": self.joint, "end": self.end} if self.joint else {})}
 
     @classmethod

@@ -189,7 +189,7 @@ def _drop_unsupported(draft: Draft, kind: type[ModelConfig]) -> tuple[Draft, dic
     return draft, changes
 
 
-def _spread(name: str, value: Any, channels: int) -> Any:
+def _spread(name: str, value: object, channels: int) -> Any:
     """Expand a value to both sides of a size, or to every channel of a mean."""
     count = {"image_size": 2, "mean": channels, "std": channels}.get(name)
     return (value,) * count if count and not isinstance(value, tuple) else value

@@ -123,7 +123,7 @@ def flex_patches(draft: Draft) -> Draft:
     return draft.change(Choice("patch sizes", shown, why), patch_sizes=sizes, **_FLEXIBLE)
 
 
-def _refuse_others(option: str, given: Mapping[str, Any], fixed: Mapping[str, Any], why: str) -> None:
+def _refuse_others(option: str, given: Mapping[str, object], fixed: Mapping[str, object], why: str) -> None:
     """Raise `UsageError` for a given option with another value than the one that `option` fixes."""
     for name, value in fixed.items():
         if name in given and given[name] != value:

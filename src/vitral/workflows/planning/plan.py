@@ -152,12 +152,12 @@ def load_given(given: Mapping[str, Any], machine: Machine) -> DataSet:
     return leveled(load(name, root=start.data_root, wanted=wanted, tasks=tuple(TASKS)), given.get("levels"))
 
 
-def own_data(given: Mapping[str, Any], machine: Machine) -> str:
+def own_data(given: Mapping[str, object], machine: Machine) -> str:
     """Return the data that the recipe reads unless others are given: those of its experiment, else `Run.data`."""
     return find_recipe(given)(_NO_STATS, machine).run.data
 
 
-def default_folder(given: Mapping[str, Any], dataset: DataSet) -> str:
+def default_folder(given: Mapping[str, object], dataset: DataSet) -> str:
     """Return the run folder without --out. Training on the images of a pretraining run has another one."""
     return f"runs/{dataset.name}-pretrain" if given.get("recipe") in METHODS else f"runs/{dataset.name}"
 

@@ -83,7 +83,7 @@ def finish(running: Running) -> None:
     running.ranks.share(lambda: _write(running, model))
 
 
-def _write(running: Running, model: Any) -> None:
+def _write(running: Running, model: object) -> None:
     folder, state = running.folder, running.state
     weights = native.read(folder.weights)
     last: Mapping[str, Any] = state.history[-1] if state.history else {}
@@ -100,7 +100,7 @@ def _write(running: Running, model: Any) -> None:
         _report(running, model, result)
 
 
-def _report(running: Running, model: Any, result: Mapping[str, Any]) -> None:
+def _report(running: Running, model: object, result: Mapping[str, object]) -> None:
     from vitral.workflows.running.pretraining_page import write_report  # matplotlib takes a second to import
 
     cells = draw_samples(running, model)

@@ -99,7 +99,7 @@ def facts(running: Running, parameters: int) -> dict[str, Any]:
     }
 
 
-def write_result(running: Running, result: Mapping[str, Any]) -> None:
+def write_result(running: Running, result: Mapping[str, object]) -> None:
     """Write result.json, which makes the run a finished one."""
     folder = running.folder
     folder.write(folder.result, json.dumps(result, indent=2) + "\n")

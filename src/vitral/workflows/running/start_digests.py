@@ -45,7 +45,7 @@ def changed_starts(job: Job, folder: RunFolder) -> Iterator[tuple[str, RunError]
             yield option, error
 
 
-def _same(loaded: Loaded, record: Mapping[str, Any]) -> bool:
+def _same(loaded: Loaded, record: Mapping[str, object]) -> bool:
     """True if the tensors, or in an older record the file, have the recorded digest."""
     if "reference" in record or "tensors" in record:
         return bool(record.get("tensors", record.get("digest")) == _digest(loaded))

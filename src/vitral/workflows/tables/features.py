@@ -216,7 +216,7 @@ class FeatureEvaluation:
     neighbors: int
     notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         plain: dict[str, Any] = {
             "data": self.source,

@@ -40,7 +40,7 @@ class Written:
     """Rows kept from the interrupted command."""
     model_hash: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data."""
         return {
             "out": str(self.path),
