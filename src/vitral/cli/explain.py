@@ -120,7 +120,7 @@ def _benchmark_methods(
     return 0
 
 
-def _announced(items: Iterable[Any], doing: str) -> Iterator[Any]:
+def _announced(items: Iterable[object], doing: str) -> Iterator[Any]:
     """Yield the items, and say what is done until each one comes."""
     activity.tell(doing)
     for item in items:

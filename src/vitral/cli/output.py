@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vitral import activity
@@ -22,7 +22,7 @@ def print_text(text: str) -> None:
     print(printable(text))
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a result as JSON."""
     activity.end()
     print(json.dumps(value, indent=2))
@@ -72,7 +72,7 @@ def print_notes(notes: Iterable[str]) -> None:
         say(f"note: {note}")
 
 
-def resuming(name: str, function: Callable[..., int], words: list[str], typed: dict[str, Any]) -> str:
+def resuming(name: str, function: Callable[..., int], words: list[str], typed: Mapping[str, object]) -> str:
     """Return the words that resume a command: its options, without those at their defaults, and `--resume`."""
     defaults = {parameter: one.default for parameter, one in inspect.signature(function).parameters.items()}
     options = {option: value for option, value in typed.items() if value != defaults[option]}

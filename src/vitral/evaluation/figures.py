@@ -65,14 +65,14 @@ class Drawing:
     alt: str
 
 
-def curves(history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]) -> list[Plot]:
+def curves(history: Sequence[Mapping[str, object]], best_epoch: int | None, metrics: Sequence[Metric]) -> list[Plot]:
     """Plot the curves of these metrics over the epochs for a page, as `draw_curves` does."""
     drawn = draw_curves(history, best_epoch, metrics)
     return [Plot(one.title, inline(one.figure, one.title.split()[0].lower()), one.alt) for one in drawn]
 
 
 def draw_curves(
-    history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]
+    history: Sequence[Mapping[str, object]], best_epoch: int | None, metrics: Sequence[Metric]
 ) -> list[Drawing]:
     """Draw the curves of these metrics over the epochs, each only if it has at least two finite values."""
     lines: dict[Curve, list[Series]] = {}

@@ -186,7 +186,7 @@ _COLUMNS: tuple[dict[str, Callable[[Row], str]], ...] = (
 def benchmark(
     predictor: Predictor,
     images: Split | Sequence[ImageInput],
-    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    methods: Sequence[str] | Mapping[str, Mapping[str, object]] | None = None,
     *,
     count: int = 20,
     steps: int = 100,
@@ -233,7 +233,7 @@ def benchmark(
 
 
 def _selected(
-    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None, network: nn.Module
+    methods: Sequence[str] | Mapping[str, Mapping[str, object]] | None, network: nn.Module
 ) -> dict[str, Mapping[str, Any]]:
     if methods is None:
         methods = [name for name, one in METHODS.items() if one.any_network or isinstance(network, ViT)]

@@ -52,7 +52,7 @@ class SideStream:
             tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 
-    def record(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def record(self, program: Callable[[], object]) -> tuple[Callable[[], None], Any]:
         """Capture without computing, as a `Capture`. Graphs share a memory pool, so replays must not overlap."""
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()

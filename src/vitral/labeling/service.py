@@ -81,7 +81,7 @@ class Labeling:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def run(self, work: Callable[..., T], *given: Any) -> T:
+    async def run(self, work: Callable[..., T], *given: object) -> T:
         """The result of a function that would block the event loop for a moment."""
         return await asyncio.get_running_loop().run_in_executor(self._quick, partial(work, *given))
 

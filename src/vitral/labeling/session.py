@@ -129,7 +129,7 @@ class Session:
             self.notes.append(f"{count(len(self.missing), 'image')} of the journal cannot be found: {names}")
         self._write()
 
-    def _replayed(self, entries: Sequence[dict[str, Any]]) -> State:
+    def _replayed(self, entries: Sequence[dict[str, object]]) -> State:
         state = State()
         for number, entry in enumerate(entries, 1):
             try:

@@ -67,7 +67,7 @@ class Trial:
         assert ticket.image is not None
         return await self._compute(self._answer, backbone, predictor, upload, ticket.image)
 
-    async def _compute(self, work: Callable[..., T], *given: Any) -> T:
+    async def _compute(self, work: Callable[..., T], *given: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
     def _load(self, run: Path | None) -> tuple[Predictor, Predictor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args, get_origin
 
 from vitral.errors import UsageError, unknown
@@ -33,7 +34,7 @@ class ConfigBase:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
+    def from_json(cls, data: Mapping[str, object]) -> Self:
         """Build from the output of `to_json`. An unknown field raises `UsageError`."""
         fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         if extra := [name for name in data if name not in fields]:

@@ -235,7 +235,7 @@ class PositionTables:
         with torch.autocast(table.device.type, enabled=False):  # positions stay fp32, as on the original grid
             return self._once(("resizing", new, table.device, table.dtype), make) @ table
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def _once(self, key: tuple[object, ...], make: Callable[[], object]) -> Any:
         """Cached result of `make`, never an inference-mode tensor, which backward cannot use."""
         if torch.compiler.is_exporting():
             return make()  # a fake tensor of this export

@@ -33,11 +33,11 @@ def settings_of(part: object) -> dict[str, Any]:
     return {name: plain(one) for name, one in own.items() if name not in _NO_SETTINGS and not _is_table(one)}
 
 
-def _is_table(value: Any) -> bool:
+def _is_table(value: object) -> bool:
     return isinstance(value, Tensor) and (value.numel() != 1 or value.is_meta)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a value that is equal for objects with the same content: functions by their code, objects of vitral by
     their settings, objects of other libraries by their class.
     """

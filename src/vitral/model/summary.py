@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -206,7 +206,7 @@ class _PrunedBlock:
         found.block.register_forward_pre_hook(found.keep)
         return found
 
-    def keep(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def keep(self, _: nn.Module, inputs: tuple[object, ...]) -> None:
         self.given = inputs
 
     def saved_flops(self) -> int:
@@ -312,7 +312,7 @@ class _ArgumentTracer(TorchFunctionMode):
         func: Callable[..., object],
         types: object,
         args: Sequence[object] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         for argument in args:
             for value in argument if isinstance(argument, list | tuple) else (argument,):
@@ -339,7 +339,7 @@ def _own_flops(totals: dict[str, int]) -> dict[str, int]:
     return own
 
 
-def _parent(name: str, names: dict[str, Any]) -> str:
+def _parent(name: str, names: Collection[str]) -> str:
     """Nearest enclosing layer with a row; lists of layers have none."""
     while name:
         name = name.rpartition(".")[0]

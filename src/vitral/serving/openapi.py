@@ -135,7 +135,7 @@ def _ref(schema: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{schema}"}
 
 
-def _closed(properties: dict[str, Any], which: str) -> dict[str, Any]:
+def _closed(properties: Mapping[str, object], which: str) -> dict[str, Any]:
     """An object without other properties, with `image` or `images`: one of them (`oneOf`), or both (`anyOf`)."""
     required = [{"required": ["image"]}, {"required": ["images"]}]
     return {"type": "object", "properties": properties, "additionalProperties": False, which: required}
@@ -167,7 +167,7 @@ def _object(*required: str, **properties: object) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required or properties)}
 
 
-def _list(items: dict[str, Any]) -> dict[str, Any]:
+def _list(items: Mapping[str, object]) -> dict[str, Any]:
     return {"type": "array", "items": items}
 
 

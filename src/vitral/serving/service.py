@@ -39,7 +39,7 @@ class Service:
         sources: Mapping[str, Reference],
         access: Access,
         limits: Limits,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         example: bytes = b"",
         right: float | None = None,
     ):

@@ -126,7 +126,7 @@ def _space(study: Study) -> dict[str, BaseDistribution]:
     """Return the distribution of each option; a list is drawn by its indices, since values may be sizes."""
     from optuna import distributions
 
-    def of(values: tuple[Any, ...] | Span) -> BaseDistribution:
+    def of(values: tuple[object, ...] | Span) -> BaseDistribution:
         if not isinstance(values, Span):
             return distributions.CategoricalDistribution(tuple(range(len(values))))
         if values.whole:

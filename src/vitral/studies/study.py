@@ -234,11 +234,11 @@ def _differing(old: Cell, new: Cell) -> str:
     return "; ".join(f"{name} {value(old, name)} there, {value(new, name)} now" for name in differing)
 
 
-def _as_typed(values: tuple[Any, ...] | Span) -> str:
+def _as_typed(values: tuple[object, ...] | Span) -> str:
     return str(values) if isinstance(values, Span) else ",".join(map(shown, values))
 
 
-def _repeated(values: tuple[Any, ...]) -> str:
+def _repeated(values: tuple[object, ...]) -> str:
     return next((shown(one) for one in values if values.count(one) > 1), "")
 
 

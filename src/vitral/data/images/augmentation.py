@@ -134,7 +134,7 @@ def own_augmented(images: Tensor, function: Callable[..., object]) -> Tensor:
 
 
 @contextmanager
-def _seeded(function: Callable[..., Any]) -> Iterator[None]:
+def _seeded(function: Callable[..., object]) -> Iterator[None]:
     """Seed the other random generators of Python by torch's, so that a run repeats, and restore them afterwards."""
     seed = int(torch.randint(2**31, ()))
     states = python_random.getstate(), np.random.get_state()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -257,7 +257,7 @@ class Preprocessing:
         return {name: value for name, value in data.items() if name not in later or value != later[name]}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Preprocessing:
+    def from_json(cls, data: Mapping[str, object]) -> Preprocessing:
         """Read the form that `to_json` writes; an unknown field raises `UsageError`."""
         fields = {f.name for f in dataclasses.fields(cls)}
         if extra := [name for name in data if name not in fields]:

@@ -38,7 +38,7 @@ METHOD_OPTIONS = keywords(_kinds())
 """Options of the built-in methods, for the signature of `vitral.explain`."""
 
 
-def default_method(network: nn.Module, options: Mapping[str, Any] | None = None) -> str:
+def default_method(network: nn.Module, options: Mapping[str, object] | None = None) -> str:
     """Default method: the best one, or for a ResNet the first that needs no attention.
 
     For a network of another library it is Grad-CAM if you select a layer, otherwise input × gradient.

@@ -91,7 +91,7 @@ class Output:
         raise NotImplementedError
 
     @classmethod
-    def from_json(cls, names: Sequence[str], saved: Mapping[str, Any]) -> Output:
+    def from_json(cls, names: Sequence[str], saved: Mapping[str, object]) -> Output:
         """Invert `to_json`; `KeyError`, `TypeError` or `ValueError` for fields that are missing or damaged."""
         raise NotImplementedError
 

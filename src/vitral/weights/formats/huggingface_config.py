@@ -170,7 +170,7 @@ def check(kind: str, config: Mapping[str, object], gated: bool, source: Source) 
         raise wrong("hidden_act", "'silu'", "gelu, the default", source)
 
 
-def check_fields(wanted: Mapping[str, Sequence[Any]], stated: Mapping[str, object], source: Source) -> None:
+def check_fields(wanted: Mapping[str, Sequence[object]], stated: Mapping[str, object], source: Source) -> None:
     """Raise `WeightsError` for a stated field with none of its wanted values."""
     for name, values in wanted.items():
         if name in stated and stated[name] not in values:

@@ -8,7 +8,7 @@ import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -146,7 +146,7 @@ def _header(file: IO[bytes], total: int) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -154,7 +154,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_offsets(header: dict[str, Any], begin: int, total: int) -> None:
+def _check_offsets(header: Mapping[str, object], begin: int, total: int) -> None:
     """Check that all tensors lie inside the file and follow one another without gaps."""
     places = []
     for name, entry in header.items():

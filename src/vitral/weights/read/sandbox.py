@@ -289,7 +289,7 @@ def choose(tree: object, wrappers: Sequence[str], unwanted: Sequence[str]) -> tu
     return tree, notes
 
 
-def _left_out(tree: Mapping[Any, object], names: Iterable[object]) -> list[Note]:
+def _left_out(tree: Mapping[object, object], names: Iterable[object]) -> list[Note]:
     listed = []
     for name in names:
         count = tensors_in(tree[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +67,7 @@ def _features(
     skip: bool,
     cache: FeatureCache | None,
     progress: Progress | None,
-    adapted: dict[str, Any],
+    adapted: Mapping[str, object],
 ) -> SetFeatures:
     predictor = replace(options, precision="fp32").load(weights, **adapted)
     machine = choose(options.device, options.precision, dim=predictor.network.config.dim)

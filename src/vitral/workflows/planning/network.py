@@ -57,7 +57,7 @@ def check_library(source: str) -> None:
         raise UsageError(f"{source} cannot be pretrained", why=why, hint="use a network of vitral: --model Nano/4")
 
 
-def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> Loaded:
+def read_initial(given: Mapping[str, object], dataset: DataSet, proposed: Run) -> Loaded:
     """Read the weights, at the given size, else at the recipe's if it fixes one; with a new head for other classes.
 
     Notes on fitted numbers are left out: the run fits its own.

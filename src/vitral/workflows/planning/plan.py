@@ -78,7 +78,7 @@ from vitral.workflows.tasks import TASKS
 
 
 def plan_run(
-    options: dict[str, Any], began: float | None = None, check: Callable[[str], None] = lambda folder: None
+    options: dict[str, object], began: float | None = None, check: Callable[[str], None] = lambda folder: None
 ) -> Job:
     """Plan a run with the given `options` (fields of `Run`) for its data and this machine. Its minutes count from
     `began`, of `time.monotonic()`, with planning and report; by default they are for training and validation alone.
@@ -106,7 +106,7 @@ def plan_run(
     return dataclasses.replace(job, unreadable=unreadable)
 
 
-def check_given(options: dict[str, Any]) -> dict[str, Any]:
+def check_given(options: dict[str, object]) -> dict[str, Any]:
     """Check the options as far as possible without data, and return them."""
     given = checked_options(options)
     reads_text = targets_of(Run(**given).task).sequence

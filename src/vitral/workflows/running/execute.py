@@ -442,7 +442,7 @@ class _Measured:
 
 
 def _report(
-    running: Running, model: Network, result: dict[str, Any], chosen: tuple[Choice, ...], last: _Measured | None
+    running: Running, model: Network, result: Mapping[str, object], chosen: tuple[Choice, ...], last: _Measured | None
 ) -> None:
     """Write the report; `last` is the split that it shows."""
     from vitral.evaluation.report import SAMPLES, ReportContent, write_report  # `run_job` has imported it

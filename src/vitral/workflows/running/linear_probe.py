@@ -7,7 +7,7 @@ and validation chooses the best. Mean and deviation are folded into the head, so
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,7 @@ def _rank(line: dict[str, Any]) -> tuple[float, float]:
     return line["val_accuracy"], -line["val_loss"]
 
 
-def _format_line(line: dict[str, Any]) -> str:
+def _format_line(line: Mapping[str, object]) -> str:
     return (
         f"C {line['C']:<6g}  train loss {line['train_loss']:.4f}  val loss {line['val_loss']:.4f}"
         f"  val accuracy {line['val_accuracy']:.2%}  {line['iterations']} steps  {line['seconds']:.1f} s"

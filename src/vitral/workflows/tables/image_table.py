@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +125,7 @@ class ImageTable(Generic[R]):
         self.file.finish()
         return Written(self.file.path, self.images, self.file.failed, kept, model_hash)
 
-    def check_origin(self, origin: dict[str, Any], first: dict[str, Any]) -> None:
+    def check_origin(self, origin: Mapping[str, object], first: Mapping[str, object]) -> None:
         """Raise `RunError` on a rank that would compute other rows than the first one, from other images or weights."""
         others = [name for name, value in first.items() if origin[name] != value and name not in ("device", "folder")]
         if others:

@@ -19,7 +19,7 @@ NEEDS_CLASSES: Mapping[str, Any] = {"sampling": "shuffle", "teacher": None}
 """Options whose other values are defined for one class per image only, and their neutral value."""
 
 
-def refuse(run: Run, task: str, neutral: Mapping[str, Any]) -> None:
+def refuse(run: Run, task: str, neutral: Mapping[str, object]) -> None:
     """Raise `UsageError` for an option that a task does not support; `neutral` has the value that it does."""
     for name, value in neutral.items():
         if getattr(run, name) != value and not is_own(getattr(run, name)):
