@@ -20,7 +20,7 @@ _PACKAGES = ("vitral", "torch", "torchvision", "timm", "transformers", "vit-pyto
 def describe(device: str) -> dict[str, Any]:
     """Describe the machine, without names of hosts or folders."""
     family, model = system.cpu_line("cpu family"), system.cpu_line("model\t")  # not the line "model name"
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "cpu": f"{system.cpu_name()} (family {family}, model {model})" if family else system.cpu_name(),
         "cores": cores(),
         "instructions": [flag for flag in _FLAGS if flag in system.cpu_flags()],

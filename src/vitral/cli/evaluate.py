@@ -173,7 +173,7 @@ def _print_evaluation(
 ) -> None:
     """Print the metrics, as text or JSON."""
     if format == "json":
-        plain: dict[str, Any] = {"model": run, "data": result.source, "split": result.split}
+        plain: dict[str, object] = {"model": run, "data": result.source, "split": result.split}
         plain |= result.evaluation.to_json()
         if result.comparison is not None:
             plain["beside"] = dataclasses.asdict(result.comparison)

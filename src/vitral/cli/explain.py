@@ -136,9 +136,9 @@ def _draw_heatmaps(
     from vitral.explanation.texts import TextExplanation
     from vitral.wording import shown
 
-    results: list[Any] = []
-    failures: list[Any] = []
-    sheet: list[Any] = []
+    results: list[object] = []
+    failures: list[object] = []
+    sheet: list[object] = []
     for maps, file in zip(explained, files, strict=True):
         if isinstance(maps, VitralError):
             failures.append(maps)
@@ -162,7 +162,7 @@ def _draw_heatmaps(
     return results, failures, sheet
 
 
-def _draw_text(explained: Any, file: Path, format: str) -> dict[str, Any]:
+def _draw_text(explained: Any, file: Path, format: str) -> dict[str, object]:
     """Draw and print the maps of a text, and return their JSON. Without a character there is no file."""
     from vitral.wording import shown
 

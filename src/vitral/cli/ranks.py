@@ -43,7 +43,7 @@ def run(
 
 def words_of(name: str, options: Sequence[Option], given: Mapping[str, object]) -> list[str]:
     """Return the words of a command with these values."""
-    standing: list[Any] = []
+    standing: list[object] = []
     for option in options:
         if option.is_positional and (value := given.get(option.name)) is not None:
             standing += value if isinstance(value, tuple) else [value]

@@ -332,7 +332,7 @@ def _pairs(option: str, words: tuple[str, ...]) -> list[tuple[str, str]]:
     return found
 
 
-def _values(name: str, words: str) -> tuple[Any, ...] | Span:
+def _values(name: str, words: str) -> tuple[object, ...] | Span:
     """Convert a list with commas, or a range with two dots."""
     from vitral.studies.spans import Span
 
@@ -342,7 +342,7 @@ def _values(name: str, words: str) -> tuple[Any, ...] | Span:
     return tuple(_value(name, one) for one in words.split(","))
 
 
-def _value(name: str, word: str) -> Any:
+def _value(name: str, word: str) -> object:
     """Convert a word as vitral train does; a switch is on or off, a size HEIGHTxWIDTH."""
     from vitral.cli.parsing import parse
     from vitral.cli.train import train_options

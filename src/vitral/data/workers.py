@@ -31,7 +31,7 @@ class WorkerPool:
     def __init__(self, images: Images, workers: int, *, pinned: bool):
         self._sampler, self._images = _BatchSampler(), images
         self._turn = 0
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader: DataLoader[object] = DataLoader(
             images,
             batch_sampler=self._sampler,
             num_workers=workers,

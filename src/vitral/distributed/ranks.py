@@ -241,7 +241,7 @@ class _AgreedStopping(Stopping):
     def __init__(self, requested: threading.Event, control: dist.ProcessGroup):
         super().__init__(requested)
         self.control = control
-        self.asked: tuple[Tensor, Any] | None = None
+        self.asked: tuple[Tensor, dist.Work | None] | None = None
 
     def after_step(self) -> bool:
         if self._answer():
@@ -264,6 +264,7 @@ class _AgreedStopping(Stopping):
             return False
         flag, work = self.asked
         self.asked = None
+        assert work is not None  # this rank is in the group
         work.wait()
         return bool(flag)
 

@@ -200,7 +200,7 @@ class Evaluation(Measured):
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json`, which `from_json` reads back without loss."""
-        plain: dict[str, Any] = {
+        plain: dict[str, object] = {
             "images": self.images,
             "groups": self.groups,
             "accuracy": self.accuracy,

@@ -172,7 +172,7 @@ def _subtitle(evaluation: Evaluation | None, result: Mapping[str, object]) -> st
     return " · ".join(part for part in (trained, classes) if part)
 
 
-def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: str) -> dict[str, Any] | None:
+def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: str) -> dict[str, object] | None:
     """Return accuracy, its interval, and the accuracy of guessing; None if nothing was measured."""
     if evaluation:
         per_class = [score.images for score in evaluation.per_class]
@@ -285,7 +285,7 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
 
 def _history_table(
     history: Sequence[Mapping[str, object]], best_epoch: int | None, metrics: Sequence[Metric]
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Return the table behind the curves, evenly subsampled for very many epochs."""
     columns = [
         ("epoch", "epoch", "{:g}"),
@@ -313,7 +313,7 @@ def _history_table(
     }
 
 
-def _matrix(evaluation: Evaluation | None) -> dict[str, Any] | None:
+def _matrix(evaluation: Evaluation | None) -> dict[str, object] | None:
     """Return the confusion matrix: cells with numbers for few classes, a heat map with a list for many."""
     if evaluation is None:
         return None
@@ -353,7 +353,7 @@ def _scores(evaluation: Evaluation | None) -> list[ClassScore]:
     return sorted(evaluation.per_class, key=lambda score: (score.images == 0, score.f1, score.name))
 
 
-def _failures(evaluation: Evaluation | None, mistakes: Sequence[Mistake]) -> dict[str, Any]:
+def _failures(evaluation: Evaluation | None, mistakes: Sequence[Mistake]) -> dict[str, object]:
     """Return the predictions and most confident errors of each class with errors, lowest recall first."""
     if evaluation is None:
         return {"classes": [], "left_out": 0}
@@ -379,7 +379,7 @@ def _failures(evaluation: Evaluation | None, mistakes: Sequence[Mistake]) -> dic
     return {"classes": classes, "left_out": len(failing) - len(classes)}
 
 
-def _section(section: Section) -> dict[str, Any]:
+def _section(section: Section) -> dict[str, object]:
     examples = [(figures.embedded(one.image, _GALLERY_SIDE), one.caption, one.name) for one in section.examples]
     return {**vars(section), "examples": examples}
 
@@ -388,11 +388,11 @@ def _most_confident(mistakes: Sequence[Mistake]) -> list[Mistake]:
     return sorted(mistakes, key=lambda mistake: -mistake.confidence)
 
 
-def _embedded(mistakes: Sequence[Mistake], side: int) -> list[dict[str, Any]]:
+def _embedded(mistakes: Sequence[Mistake], side: int) -> list[dict[str, object]]:
     return [{**vars(one), "image": figures.embedded(one.image, side)} for one in mistakes]
 
 
-def _explained(one: ExplainedMistake) -> dict[str, Any]:
+def _explained(one: ExplainedMistake) -> dict[str, object]:
     maps = [(label, share, figures.embedded(drawn, _GALLERY_SIDE)) for label, share, drawn in one.maps]
     return {**vars(one), "image": figures.embedded(one.image, _GALLERY_SIDE), "maps": maps}
 

@@ -22,7 +22,7 @@ def rows_of(images: Split, values: np.ndarray, output: Output) -> Iterator[dict[
     for i, value in enumerate(values):
         name, label = images.names[i], images.labels[i]
         if np.issubdtype(images.labels.dtype, np.floating):
-            true: dict[str, Any] = {f"true_{target}": float(one) for target, one in zip(names, label, strict=True)}
+            true: dict[str, object] = {f"true_{target}": float(one) for target, one in zip(names, label, strict=True)}
         else:
             true = {"true": targets_of(output.task).describe(label, names)}
         cells = columns.cells(output.prediction(name, value))

@@ -234,7 +234,7 @@ def benchmark(
 
 def _selected(
     methods: Sequence[str] | Mapping[str, Mapping[str, object]] | None, network: nn.Module
-) -> dict[str, Mapping[str, Any]]:
+) -> dict[str, Mapping[str, object]]:
     if methods is None:
         methods = [name for name, one in METHODS.items() if one.any_network or isinstance(network, ViT)]
     for name in methods:

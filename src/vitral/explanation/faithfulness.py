@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -298,7 +298,7 @@ def check_faithfulness(
     steps: int = 25,
     fill: str = "mean",
     **options: object,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Checks of each map on its own image, as plain data: for each image and each target, in that order.
 
     `images` (B, C, H, W) are standardized, `targets` (B, T) classes, `maps` those of the method if already computed,

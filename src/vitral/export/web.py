@@ -154,7 +154,7 @@ def with_map(session: Any) -> Callable[[np.ndarray, int], list[np.ndarray]]:
     return run
 
 
-def _described(job: Job) -> dict[str, Any]:
+def _described(job: Job) -> dict[str, object]:
     """Return the content of `model.json`, which the page reads."""
     method = method_of(job.network)
     return {
@@ -171,12 +171,12 @@ def _described(job: Job) -> dict[str, Any]:
     }
 
 
-def _method(method: Method) -> dict[str, Any]:
+def _method(method: Method) -> dict[str, object]:
     known = {"name": method.name, "title": method.title, "passes": method.passes(0)}
     return {**known, "signed": method.signed, "note": method.note}
 
 
-def _explanation(job: Job, method: Method) -> dict[str, Any]:
+def _explanation(job: Job, method: Method) -> dict[str, object]:
     grid = grid_of(job.network, torch.empty(1, job.preprocessing.channels, *job.preprocessing.image_size))
     return {"method": method.name, "note": method.note, "grid": list(grid), "style": style(method.name)}
 

@@ -102,7 +102,7 @@ def expand(images: object) -> Iterator[Item]:
         yield Item(name or f"image {number}", image)
 
 
-def _expand(images: Any) -> Iterator[tuple[str | None, Any]]:
+def _expand(images: Any) -> Iterator[tuple[str | None, object]]:
     if isinstance(images, Item):
         yield images.name, images.image
     elif isinstance(images, str | os.PathLike):
@@ -163,7 +163,7 @@ def _source(path: str | os.PathLike[str]) -> Folder | Archive | Shards | ListFil
         return None
 
 
-def _members(source: Folder | Archive | Shards | ListFile) -> Iterator[tuple[str, Any]]:
+def _members(source: Folder | Archive | Shards | ListFile) -> Iterator[tuple[str, object]]:
     source.check()
     if isinstance(source, Shards):
         yield from ((split.names[number], Record(split, number)) for split, number in source)

@@ -76,7 +76,7 @@ class Accuracy:
         """Return counts, accuracy and interval; no accuracy for fewer than 30 images or groups."""
         count = len(self.labels)
         groups = count_groups(self.groups, count)
-        plain: dict[str, Any] = {"images": count, "groups": groups, "right": int(self.right.sum())}
+        plain: dict[str, object] = {"images": count, "groups": groups, "right": int(self.right.sum())}
         if groups >= FOR_ADVICE:
             interval = proportion_interval(self.right, self.groups)
             plain |= {"accuracy": float(self.right.mean()), "interval": list(interval)}
@@ -118,7 +118,7 @@ class Insight:
 
     def to_json(self, classes: int) -> dict[str, Any]:
         """Return plain data for the page, with percentages as whole numbers."""
-        plain: dict[str, Any] = {
+        plain: dict[str, object] = {
             "suggested": self.suggested.tolist(),
             "percent": np.floor(100 * self.probability).astype(int).tolist(),
             "doubt": np.floor(100 * self.doubt).astype(int).tolist(),

@@ -40,7 +40,7 @@ class Journal:
         self._size = text.rfind(b"\n") + 1
         return [self._entry(line, i + 1) for i, line in enumerate(text[: self._size].split(b"\n")[:-1])]
 
-    def _entry(self, line: bytes, number: int) -> dict[str, Any]:
+    def _entry(self, line: bytes, number: int) -> dict[str, object]:
         try:
             entry = bounded.parse(line, most_bytes=_MOST_LINE_BYTES, most_values=_MOST_VALUES)
         except ValueError as error:

@@ -115,7 +115,7 @@ class Session:
         new = self._unknown(found)
         known = self.state.classes
         self.state = with_images(self.state, new, classes)
-        added: list[dict[str, Any]] = [] if entries else [{"format": FORMAT}]
+        added: list[dict[str, object]] = [] if entries else [{"format": FORMAT}]
         if new or self.state.classes != known:
             more = [name for name in classes if name not in known]
             added.append({"add": [_plain(*one) for one in new], "classes": more})

@@ -122,7 +122,7 @@ class Teacher:
                 return plain | self._run_to_json(self._training)
             return plain | {"state": "none"}
 
-    def _plan_to_json(self, process: Process) -> dict[str, Any]:
+    def _plan_to_json(self, process: Process) -> dict[str, object]:
         plain = {"minutes": self._minutes}
         if process.code is None:
             return {**plain, "state": "planning"}
@@ -130,7 +130,7 @@ class Teacher:
             return {**plain, "state": "failed", "why": process.error()}
         return {**plain, "state": "planned", "plan": read_plan(process.printed())}
 
-    def _run_to_json(self, process: Process) -> dict[str, Any]:
+    def _run_to_json(self, process: Process) -> dict[str, object]:
         assert self.run is not None
         folder = RunFolder(self.run)
         plain = {

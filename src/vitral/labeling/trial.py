@@ -122,7 +122,7 @@ def _decoded(ticket: Ticket) -> None:
     settle([ticket], [None])
 
 
-def _explained(predictor: Predictor, image: Tensor, target: int) -> dict[str, Any] | None:
+def _explained(predictor: Predictor, image: Tensor, target: int) -> dict[str, object] | None:
     """Return the map of the predicted class with the image as the network saw it; None for other networks."""
     if not isinstance(predictor.network, ViT) or predictor.preprocessing.native:
         return None

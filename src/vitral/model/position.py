@@ -206,7 +206,7 @@ class PositionTables:
     def __init__(self, position: str, rope: Rope | None, dim: int, heads: int, prefix: int):
         self.position, self.rotary = POSITIONS[position], rope or POSITIONS[position]
         self.dim, self.head_dim, self.prefix = dim, dim // heads, prefix
-        self.cache: dict[tuple[Any, ...], Any] = {}
+        self.cache: dict[tuple[object, ...], object] = {}
 
     def added(self, grid: Grid, device: torch.device) -> Tensor | None:
         """Table to add to the patches, (rows × columns, D); None without."""

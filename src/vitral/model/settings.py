@@ -27,7 +27,7 @@ _NO_SETTINGS = frozenset((*vars(nn.Module()), "cache", "observer"))
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device))
 
 
-def settings_of(part: object) -> dict[str, Any]:
+def settings_of(part: object) -> dict[str, object]:
     """Return name → value of the settings of one module, as plain values that `==` compares."""
     own = vars(part) if hasattr(part, "__dict__") else {}
     return {name: plain(one) for name, one in own.items() if name not in _NO_SETTINGS and not _is_table(one)}
@@ -115,7 +115,7 @@ def _shown(value: object) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _fresh(config: ModelConfig) -> dict[str, tuple[type, dict[str, Any]]]:
+def _fresh(config: ModelConfig) -> dict[str, tuple[type, dict[str, object]]]:
     """Return name → class and settings of the parts of a network newly built from this configuration."""
     with torch.device("meta"):
         built = network(config)

@@ -223,7 +223,7 @@ class _PrunedBlock:
 
 def _to_meta(model: nn.Module) -> nn.Module:
     """Copy a model to the meta device. The memo maps its tensors to meta tensors, so deepcopy copies no values."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
+    memo: dict[int, object] = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
     memo |= {id(b): b.to("meta") for b in model.buffers()}
     network = copy.deepcopy(model, memo)
     for module in network.modules():  # hooks of the original must not see this run
@@ -313,7 +313,7 @@ class _ArgumentTracer(TorchFunctionMode):
         types: object,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
+    ) -> object:
         for argument in args:
             for value in argument if isinstance(argument, list | tuple) else (argument,):
                 self.visit(value)

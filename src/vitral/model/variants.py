@@ -163,7 +163,7 @@ def config_fields(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
     return ViTConfig, {"patch_size": patch, **size._asdict()}
 
 
-def _hybrid(name: str) -> dict[str, Any]:
+def _hybrid(name: str) -> dict[str, object]:
     stem, _, rest = name.partition("+")
     size, _, number = rest.partition("/")
     if size in SIZES and stem == CONV and number in map(str, CONV_PATCHES):
@@ -238,7 +238,7 @@ def catalog() -> list[dict[str, Any]]:
     ]
 
 
-def _entry(name: str, note: str) -> dict[str, Any]:
+def _entry(name: str, note: str) -> dict[str, object]:
     shape = config(name)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in network(shape).parameters())

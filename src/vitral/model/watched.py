@@ -81,7 +81,7 @@ def _is_foreign(function: Callable[..., object]) -> bool:
     return not _home(function).startswith(_SILENT)
 
 
-def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+def foreign_hooks(module: nn.Module) -> list[Callable[..., object]]:
     """List the forward hooks of a module, without those that only observe, such as vitral's in another thread."""
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     return [hook for hook in hooks if _home(hook) not in _OBSERVERS and not _home(hook).startswith("vitral.")]

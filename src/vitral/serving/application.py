@@ -167,7 +167,7 @@ async def predict(service: Service, asked: Question, uploads: Sequence[Item]) ->
     return {"model": model.name, "version": model.version, "predictions": predictions}
 
 
-def explanation_of(found: Heatmap | TextExplanation, overlay: bool) -> dict[str, Any]:
+def explanation_of(found: Heatmap | TextExplanation, overlay: bool) -> dict[str, object]:
     """A heat map as plain data; with `overlay`, the image as the network saw it and the map over it as PNG. For a text,
     return the map of each character.
     """

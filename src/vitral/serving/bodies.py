@@ -182,7 +182,7 @@ async def _multipart(request: Request, body: bytes, limits: Limits) -> Parsed:
 
 def _parts(form: FormData) -> Parsed:
     uploads: list[Item] = []
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             if name not in ("image", "images"):

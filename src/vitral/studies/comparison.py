@@ -323,7 +323,7 @@ def before_and_now(before: str | Path, now: str | Path) -> str:
     return f"{rates}: {difference}: {verdict}"
 
 
-def _training(source: str) -> tuple[str, str, Mapping[str, Any]]:
+def _training(source: str) -> tuple[str, str, Mapping[str, object]]:
     """The weights that a run started from, the epochs that it trained, and its options; empty for other weights."""
     if not is_run(Path(source)):
         return "", "", {}

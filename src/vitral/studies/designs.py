@@ -51,7 +51,7 @@ class Design:
         """Return the factors of each run but the seed."""
         raise NotImplementedError
 
-    def options_of(self, factors: Mapping[str, object]) -> dict[str, Any]:
+    def options_of(self, factors: Mapping[str, object]) -> dict[str, object]:
         """Return the options of `vitral.train` that these factors stand for."""
         return dict(factors)
 
@@ -72,7 +72,7 @@ class Design:
         return ""
 
 
-def _models(asked: Asked) -> list[dict[str, Any]]:
+def _models(asked: Asked) -> list[dict[str, object]]:
     return [{"model": one} for one in asked.models] or [{}]
 
 
@@ -91,7 +91,7 @@ class ByData(Design):
     def grid(self, asked: Asked) -> Iterator[dict[str, Any]]:
         yield from ({**model, "fraction": one} for model in _models(asked) for one in asked.fractions)
 
-    def options_of(self, factors: Mapping[str, object]) -> dict[str, Any]:
+    def options_of(self, factors: Mapping[str, object]) -> dict[str, object]:
         model = {name: value for name, value in factors.items() if name == "model"}
         return {**model, "train_share": factors["fraction"], "stratified": True}
 

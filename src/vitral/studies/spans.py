@@ -58,12 +58,12 @@ class Span:
         return f"{self.low:g}..{self.high:g}"
 
 
-def corners(vary: Mapping[str, tuple[object, ...] | Span]) -> dict[str, tuple[Any, ...]]:
+def corners(vary: Mapping[str, tuple[object, ...] | Span]) -> dict[str, tuple[object, ...]]:
     """Replace each range by its bounds."""
     return {name: (values.low, values.high) if isinstance(values, Span) else values for name, values in vary.items()}
 
 
-def combinations(vary: Mapping[str, tuple[object, ...]]) -> Iterator[dict[str, Any]]:
+def combinations(vary: Mapping[str, tuple[object, ...]]) -> Iterator[dict[str, object]]:
     """Return every combination of values, the last option changing first."""
     for values in itertools.product(*vary.values()):
         yield dict(zip(vary, values, strict=True))

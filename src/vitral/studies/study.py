@@ -203,7 +203,7 @@ class Study:
     @property
     def command(self) -> str:
         """The command line that makes this study, without `--out`."""
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         if self.models:
             given["models"] = self.models
         if self.fractions:

@@ -280,7 +280,7 @@ def _close_epoch(
     measured = end.validate(state.evaluated)
     state.seconds += time.perf_counter() - started
     steps = math.ceil(len(train) / run.accumulate)
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "epoch": state.epoch + 1,
         "step": state.step,
         "images_seen": images + (state.history[-1]["images_seen"] if state.history else 0),

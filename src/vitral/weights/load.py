@@ -282,7 +282,7 @@ def _foreign(source: Source, reference: str, stated: _Stated, image_size: int | 
         nameless=naming.nameless,
         class_order=naming.order,
     )
-    trained: dict[str, Any] = {"origin": source.where, "format": kind.name}
+    trained: dict[str, object] = {"origin": source.where, "format": kind.name}
     if settled.assumed:
         trained["assumed"] = settled.assumed.to_json()
     weights = Weights(config, state, _prepared(preprocessing, config), naming.names, trained, _output(source, config))
@@ -322,7 +322,7 @@ def _preprocessing_of(kind: Format, source: Source, settled: Settled) -> tuple[P
     return found, Caution(note) if isinstance(origin, Caution) else note
 
 
-def _output(source: Source, config: ModelConfig) -> Mapping[str, Any]:
+def _output(source: Source, config: ModelConfig) -> Mapping[str, object]:
     """The output that `problem_type` in Hugging Face's config.json states: a sigmoid of several labels, or numbers.
 
     Their pipelines also take a single output for the probability of a label.

@@ -189,7 +189,7 @@ def quantize(
     return result
 
 
-def _fitted(integers: Predictor, images: Split, batches: Iterable[Tensor]) -> dict[str, Any]:
+def _fitted(integers: Predictor, images: Split, batches: Iterable[Tensor]) -> dict[str, object]:
     """Fit the temperature and the scores of sets in int8, on validation images; return the fields of the output."""
     logits = torch.cat([integers.logits(batch).cpu() for batch in batches])
     output = task_of(integers.output.task).fitted(integers.output, logits, images.labels, images.groups)

@@ -285,7 +285,7 @@ def _same_metric(kept: str, value: str) -> bool:
     return name == other and (before == now or stands_for(now, before))
 
 
-def _canonical(name: str, value: Any) -> Any:
+def _canonical(name: str, value: Any) -> object:
     """Return the canonical form of a value that can be given in several forms."""
     if name == "data":
         return Path(value)  # photos and photos/

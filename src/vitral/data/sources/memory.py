@@ -81,7 +81,7 @@ def of_memory(data: object, wanted: Labeling = ANY) -> DataSet:
     return DataSet(name, classes, in_order(made), where, (*notes, *case_notes(classes)))
 
 
-def _splits(data: object) -> dict[str, Any]:
+def _splits(data: object) -> dict[str, object]:
     """Return the data by split: "train" for data without splits."""
     if not isinstance(data, Mapping) or _is_table(data):
         return {"train": data}
@@ -126,7 +126,7 @@ class _InMemory(Folder):
         return self.text.encode() if path == _TABLE else super().read(path, limit)
 
 
-def _cell(value: object, where: str) -> Any:
+def _cell(value: object, where: str) -> object:
     """Return a cell of a table as the csv module writes it. Raises `DataError` for an image."""
     value = value.as_py() if hasattr(value, "as_py") else value
     if isinstance(value, Image.Image | np.ndarray | Tensor | bytes):
@@ -179,7 +179,7 @@ def _is_pair_of_arrays(data: object) -> bool:
     return (images or listed) and hasattr(second, "__len__") and not isinstance(second, str)
 
 
-def _keys(item: object, where: str) -> tuple[Any, Any]:
+def _keys(item: object, where: str) -> tuple[object, object]:
     """Return the keys of image and label in an example."""
     if isinstance(item, Mapping):
         lower = {str(name).lower(): name for name in item}
@@ -196,7 +196,7 @@ def _keys(item: object, where: str) -> tuple[Any, Any]:
 _PIXELS = ("pixel_values", "pixels", "x")
 
 
-def _labels(data: Any, key: Any) -> Sequence[Any]:
+def _labels(data: Any, key: Any) -> Sequence[object]:
     """Return the labels of all examples: as the data set lists them, if they are its own, otherwise by reading it."""
     if isinstance(data, Subset):
         return [_labels(data.dataset, key)[i] for i in data.indices]
@@ -243,7 +243,7 @@ def _numbers(labels: Sequence[int | str], classes: Sequence[str], where: str) ->
 
 def _of_hugging_face(data: Any, where: str) -> _Part:
     """Read a data set whose features say which column holds images and which holds classes."""
-    features: Mapping[str, Any] = data.features
+    features: Mapping[str, object] = data.features
     image = _column(features, "Image", FILE_COLUMNS)
     label = _column(features, "ClassLabel", LABEL_COLUMNS)
     if image is None or label is None:

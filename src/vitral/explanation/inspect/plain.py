@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
 
-def to_plain(value: object) -> Any:
+def to_plain(value: object) -> object:
     """Convert arrays to nested lists, floats to six digits, and NaN to None."""
     if isinstance(value, np.ndarray):
         return to_plain(value.tolist())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,9 @@ Target = int | str | None
 """A class by number or by name; None is the predicted class."""
 
 
-def _kinds() -> dict[str, Any]:
+def _kinds() -> dict[str, object]:
     """Return the type of each option of the built-in methods; several types if methods differ."""
-    kinds: dict[str, Any] = {"grid": tuple[int, int] | None}
+    kinds: dict[str, object] = {"grid": tuple[int, int] | None}
     for method in BUILT_IN.values():
         for name, one in signature(method.run).parameters.items():
             if one.kind is one.KEYWORD_ONLY:

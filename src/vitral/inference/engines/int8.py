@@ -241,7 +241,7 @@ class _Linear:
             *operands, other.contiguous(), bias, 1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", [], ""
         )
 
-    def _arguments(self, x: Tensor) -> tuple[Any, ...]:
+    def _arguments(self, x: Tensor) -> tuple[object, ...]:
         return x, self.scale.step, self.scale.zero, self.matrix, self.steps, self.zeros, self.bias
 
 

@@ -30,7 +30,7 @@ class Calibration:
     output: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the output that were fitted in int8; empty without validation images."""
 
-    def refitted(self, fields: Mapping[str, object]) -> tuple[Mapping[str, Any], list[str]]:
+    def refitted(self, fields: Mapping[str, object]) -> tuple[Mapping[str, object], list[str]]:
         """Return the fields of the output as they hold with these ranges, and notes on those that are left out."""
         if not self.ranges:
             return fields, []

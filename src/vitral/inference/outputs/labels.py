@@ -100,7 +100,7 @@ class Labels(Output):
     def describe(self, answer: np.ndarray) -> str:
         return " + ".join(name for name, has in zip(self.names, answer, strict=True) if has) or "no label"
 
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, object]:
         return {"probabilities": "sigmoid of each", "thresholds": list(self.thresholds)}
 
     def columns(self, top: int = 1, all: bool = False) -> LabelCells:

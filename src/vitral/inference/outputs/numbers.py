@@ -107,7 +107,7 @@ class Numbers(Output):
     def describe(self, answer: np.ndarray) -> str:
         return "numbers"
 
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, object]:
         return {"numbers": "logit * deviation + mean", "mean": list(self.mean), "deviation": list(self.deviation)}
 
     def columns(self, top: int = 1, all: bool = False) -> NumberCells:

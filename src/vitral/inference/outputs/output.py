@@ -82,7 +82,7 @@ class Output:
         """Return the answer to an image as text."""
         raise NotImplementedError
 
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, object]:
         """Return how a program without vitral turns the logits of an export into a prediction."""
         raise NotImplementedError
 

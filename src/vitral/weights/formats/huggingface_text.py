@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,7 +145,7 @@ def _facts(encoder: str) -> Callable[[Source], ConfigFields]:
     return facts
 
 
-def _part(name: str, kind: str, source: Source) -> Mapping[str, Any]:
+def _part(name: str, kind: str, source: Source) -> Mapping[str, object]:
     part = (source.config or {}).get(name)
     if not isinstance(part, Mapping) or part.get("model_type") != kind:
         stated = part.get("model_type") if isinstance(part, Mapping) else part

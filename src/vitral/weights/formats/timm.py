@@ -309,7 +309,7 @@ def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {start.sub(f"{_ROOT}stem.", name): tensor for name, tensor in tensors.items()}
 
 
-def _config(weights: Weights, config: ViTConfig) -> dict[str, Any]:
+def _config(weights: Weights, config: ViTConfig) -> dict[str, object]:
     """Build timm's config.json: an architecture with the right parts, and arguments that make it this network."""
     names = list(weights.classes)
     return {
@@ -351,9 +351,9 @@ def _architecture(config: ViTConfig) -> str:
     return "vit_giant_patch14_dinov2" if config.activation == "swiglu" else "vit_base_patch16_224"
 
 
-def _model_args(config: ViTConfig) -> dict[str, Any]:
+def _model_args(config: ViTConfig) -> dict[str, object]:
     wide = 2 if config.activation == "swiglu" and config.position != "rotary" else 1
-    args: dict[str, Any] = {
+    args: dict[str, object] = {
         "img_size": list(config.image),
         "in_chans": config.channels,
         "embed_dim": config.dim,

@@ -116,7 +116,7 @@ def check_header(path: Path) -> None:
     _checked_header(path)
 
 
-def _checked_header(path: Path) -> dict[str, Any]:
+def _checked_header(path: Path) -> dict[str, object]:
     with open(path, "rb") as file:
         total = os.fstat(file.fileno()).st_size
         header, begin = _header(file, total)
@@ -124,7 +124,7 @@ def _checked_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _header(file: IO[bytes], total: int) -> tuple[dict[str, Any], int]:
+def _header(file: IO[bytes], total: int) -> tuple[dict[str, object], int]:
     """Read each tensor's entry in the header, and the offset of the bytes after it; `ValueError` if malformed."""
     start = file.read(8)
     if len(start) < 8:
@@ -146,7 +146,7 @@ def _header(file: IO[bytes], total: int) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]

@@ -89,7 +89,7 @@ def _read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> 
 def take_network(draft: Draft) -> Draft:
     """Set the options that follow from the network: of the initial weights, a write-up, or another named model."""
     given, proposed = draft.given, draft.recipe.run
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if draft.init:
         draft, changes = _from_weights(draft, draft.init)
     elif (model := given.get("model", proposed.model)) in WRITE_UPS:
@@ -164,7 +164,7 @@ def _decoder_options(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any
     decoder = loaded.decoder if isinstance(loaded, InitialReader) else None
     if decoder is None:
         return draft, {}
-    own: dict[str, Any] = {"decoder_dim": decoder.dim, "decoder_depth": decoder.depth}
+    own: dict[str, object] = {"decoder_dim": decoder.dim, "decoder_depth": decoder.depth}
     draft = draft.change(Choice("decoder", f"{decoder.depth} blocks", f"as in {draft.given['init']}"))
     if not {"lr", "optimizer"} & set(draft.given):
         own["lr"] = draft.recipe.run.lr / 10

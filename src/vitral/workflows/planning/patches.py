@@ -8,7 +8,7 @@ from typing import Any
 
 from vitral.data.targets import targets_of
 from vitral.errors import UsageError
-from vitral.model import ViTConfig
+from vitral.model import ModelConfig, ViTConfig
 from vitral.model.config_base import pair
 from vitral.model.variants import config_fields
 from vitral.pretraining.methods import METHODS
@@ -88,7 +88,7 @@ def _check(draft: Draft) -> None:
 def _patch(draft: Draft) -> tuple[int, int]:
     """Return the patch size of the network, which must be a ViT of plain patches."""
     if draft.init:
-        kind: Any = type(draft.init.weights.config)
+        kind: type[ModelConfig] = type(draft.init.weights.config)
         fields = vars(draft.init.weights.config)
     else:
         kind, fields = config_fields(draft.run.model)

@@ -98,7 +98,7 @@ def fit_probe(
         fit_started = time.perf_counter()
         *linear, iterations = fits(strength)
         weight, bias = (torch.from_numpy(part).float() for part in scale.folded(*linear))
-        line: dict[str, Any] = {"C": strength}
+        line: dict[str, object] = {"C": strength}
         for name, side, truth in zip(("train", "val"), sides, truths, strict=True):
             line |= {f"{name}_{k}": v for k, v in _scores(side, truth, (weight, bias), machine).items()}
         line |= {"iterations": iterations, "seconds": time.perf_counter() - fit_started}

@@ -30,7 +30,7 @@ def write_config(running: Running) -> None:
     """Clear the run folder and write config.json."""
     folder, plan = running.folder, running.job.plan
     folder.clear()
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "command": running.command,
         "run": plan.run.to_json(),
         "plan": [asdict(choice) for choice in plan.choices],

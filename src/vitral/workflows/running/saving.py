@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -30,7 +29,7 @@ class Saving:
     def __init__(self, running: Running):
         self.running = running
         self._took, self._last = 0.0, -math.inf
-        self._best: tuple[Mapping[str, Any], Mapping[str, Tensor]] | None = None
+        self._best: tuple[Mapping[str, object], Mapping[str, Tensor]] | None = None
         self._behind = False
 
     def __call__(self, state: State, best: bool, must: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from vitral.errors import RunError
 from vitral.training.run_folder import RunFolder
@@ -15,9 +14,9 @@ WHAT = {"init": "initial weights", "teacher": "teacher"}
 """Option of a run → the weights that it names."""
 
 
-def start_entries(job: Job) -> dict[str, Any]:
+def start_entries(job: Job) -> dict[str, object]:
     """Return the entries of config.json about the initial weights and the teacher."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, object] = {}
     if init := job.init:
         entries["init"] = {**init.account.to_json(), "digest": init.account.digest, "tensors": _digest(init)}
     if teacher := job.teacher:

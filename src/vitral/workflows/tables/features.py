@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -218,7 +218,7 @@ class FeatureEvaluation:
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        plain: dict[str, Any] = {
+        plain: dict[str, object] = {
             "data": self.source,
             "split": self.split,
             "images": self.images,
