@@ -17,7 +17,7 @@ import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from vitral.export.explained import PREDICTED, method_of, traced_with_map
 from vitral.export.graph import check_exact
 from vitral.export.onnx import FILE, LARGEST, converted, packages, session_for
 from vitral.export.target import Job, Precision, Runtime, exportable, traced
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 PACKAGE = npm.Package(
     "onnxruntime-web",
@@ -140,7 +143,7 @@ def write_graph(job: Job, folder: Path) -> dict[str, str]:
     return {"torch": torch.__version__, "onnx": onnx.__version__, "onnxruntime": runtime.__version__}
 
 
-def with_map(session: Any) -> Callable[[np.ndarray, int], list[np.ndarray]]:
+def with_map(session: InferenceSession) -> Callable[[np.ndarray, int], list[np.ndarray]]:
     """A function that runs the graph: one standardized image (1, C, H, W) and a class to logits (1, K), the map, and
     the distance (1,) if it detects unknown images.
     """
