@@ -74,7 +74,7 @@ class LabelsEvaluation(Measured):
         exact = f"exact sets {self.exact_match:.2%} ({low:.1%} to {high:.1%})"
         return f"mAP {self.mean_average_precision:.2%}, macro F1 {self.macro_f1:.2%}, {exact}"
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return plain data for `json`, which `from_json` reads back without loss."""
         plain = {**vars(self), "task": "labels", "exact_match_interval": list(self.exact_match_interval)}
         plain["per_label"] = [asdict(score) for score in self.per_label]

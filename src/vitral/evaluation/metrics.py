@@ -198,7 +198,7 @@ class Evaluation(Measured):
         predicted = np.flatnonzero(self.confusion.sum(axis=0))
         return self.classes[predicted[0]] if len(predicted) == 1 and not self.one_class else None
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return plain data for `json`, which `from_json` reads back without loss."""
         plain: dict[str, object] = {
             "images": self.images,

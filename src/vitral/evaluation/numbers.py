@@ -38,7 +38,7 @@ class NumbersEvaluation(Measured):
         )
         return ", ".join([f"R² {_r2(self.r2)}", *errors])
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return plain data for `json`, which `from_json` reads back without loss."""
         scores = [{**asdict(one), "mae_interval": list(one.mae_interval)} for one in self.per_number]
         return {"task": "numbers", "images": self.images, "groups": self.groups, "r2": self.r2, "per_number": scores}

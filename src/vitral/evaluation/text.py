@@ -43,7 +43,7 @@ class TextEvaluation(Measured):
     confidence: float
     """Mean probability of the texts read; of a calibrated network it equals the accuracy."""
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return plain data for `from_json`."""
         plain = asdict(self)
         return {"task": "text"} | {name: list(one) if isinstance(one, tuple) else one for name, one in plain.items()}

@@ -48,7 +48,7 @@ class Attribution:
         entry = method_named(self.method)
         return entry.note
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "image": self.name,

@@ -107,7 +107,7 @@ class Prediction(ByValue):
         without = [self.answer] if self.unknown or self.sure is False else []
         return [*without, *(f"{name} {p:.1%}" for name, p in self.top(count)), *covering]
 
-    def to_json(self, count: int = 5) -> dict[str, object]:
+    def to_json(self, count: int = 5) -> dict[str, Any]:
         """Return plain data, with the `count` most probable classes."""
         top = [{"class": name, "probability": p} for name, p in self.top(count)]
         sets = {} if self.threshold is None else {"labels": list(self.labels)}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Literal, Self, get_args, get_origin
+from typing import Any, Literal, Self, get_args, get_origin
 
 from vitral.errors import UsageError, unknown
 from vitral.kinds import kinds_of, matches
@@ -29,12 +28,12 @@ _LARGEST = {
 class ConfigBase:
     """Base of frozen dataclasses that are read from files. An unknown field raises `UsageError`."""
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Plain data for `from_json`."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
+    def from_json(cls, data: dict[str, Any]) -> Self:
         """Build from the output of `to_json`. An unknown field raises `UsageError`."""
         fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         if extra := [name for name in data if name not in fields]:

@@ -196,7 +196,7 @@ class Model:
         return heatmap(self.predictor, predicted.image, method, target)
 
     @cached_property
-    def methods(self) -> list[dict[str, Any]]:
+    def methods(self) -> list[dict[str, object]]:
         """Methods of explanation that fit this network and the limit of passes, the default first."""
         fitting = [
             {

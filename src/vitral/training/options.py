@@ -378,7 +378,7 @@ class Run:
         names = [f.name for f in dataclasses.fields(Augmentation)]
         return Augmentation(**{name: getattr(self, name) for name in names})
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Convert to plain data, for `from_json`."""
         return dataclasses.asdict(self)
 

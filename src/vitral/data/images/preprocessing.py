@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -244,7 +244,7 @@ class Preprocessing:
             images[:, channel].mul_(1 / (255 * std)).add_(-mean / std)
         return images
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Convert to plain data, for `from_json`.
 
         Fields added later (`resize_size` and those after it) are written only if they differ from their defaults, so
@@ -257,7 +257,7 @@ class Preprocessing:
         return {name: value for name, value in data.items() if name not in later or value != later[name]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Preprocessing:
+    def from_json(cls, data: dict[str, Any]) -> Preprocessing:
         """Read the form that `to_json` writes; an unknown field raises `UsageError`."""
         fields = {f.name for f in dataclasses.fields(cls)}
         if extra := [name for name in data if name not in fields]:

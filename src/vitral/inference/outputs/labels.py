@@ -43,7 +43,7 @@ class LabelsPrediction(ByValue):
         found = [f"{name} {p:.1%}" for name, p, threshold in self._ranked() if p >= threshold]
         return found or ["no label", *(f"({name} {p:.1%})" for name, p in self.top(1))]
 
-    def to_json(self, count: int = 5) -> dict[str, object]:
+    def to_json(self, count: int = 5) -> dict[str, Any]:
         """Return plain data: the predicted labels, and the `count` most probable ones."""
         ranked = self._ranked()
         rows = [{"label": name, "probability": p, "threshold": t} for name, p, t in ranked]

@@ -44,7 +44,7 @@ class NumbersPrediction(ByValue):
         """The numbers with their names, as text."""
         return [f"{name} {value:.6g}" for name, value in self.numbers.items()]
 
-    def to_json(self, count: int = 5) -> dict[str, object]:
+    def to_json(self, count: int = 5) -> dict[str, Any]:
         """Return plain data."""
         return {"image": self.name, "numbers": self.numbers}
 

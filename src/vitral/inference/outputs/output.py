@@ -86,7 +86,7 @@ class Output:
         """Return how a program without vitral turns the logits of an export into a prediction."""
         raise NotImplementedError
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields to save with the weights; empty for one class per image."""
         raise NotImplementedError
 

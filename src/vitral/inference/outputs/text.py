@@ -49,7 +49,7 @@ class ReadText(ByValue):
         """The text and its probability, as text."""
         return [f"{self.text} {self.confidence:.1%}"]
 
-    def to_json(self, count: int = 1) -> dict[str, object]:
+    def to_json(self, count: int = 1) -> dict[str, Any]:
         """Return plain data."""
         characters = [{"character": one, "probability": p} for one, p in self.characters]
         return {"image": self.name, "text": self.text, "confidence": self.confidence, "characters": characters}
