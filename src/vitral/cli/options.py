@@ -52,10 +52,10 @@ class Option:
 
     name: str
     """The name of the parameter in Python."""
-    kind: Any
+    kind: object
     """The type that the words are converted to."""
     help: str
-    default: Any = None
+    default: object = None
     """Shown in help; None shows nothing."""
     usage: str | None = None
     """Placeholder of a positional argument; None for an option."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 from vitral.cli.examples import EXAMPLES
 from vitral.cli.help import HELP_ALL
@@ -19,7 +19,7 @@ from vitral.kinds import NAMES_ELSEWHERE
 from vitral.wording import flag
 
 
-def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict[str, Any]:
+def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict[str, object]:
     """Return the given values by parameter name, in the order of `options`. Of a repeated option the last counts."""
     options, hint = list(options), f"vitral {command} --help"
     named = {option.title: option for option in options if not option.is_positional}

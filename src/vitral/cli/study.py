@@ -313,7 +313,7 @@ def _print_groups(results: Results) -> None:
     stdout().print(rows)
 
 
-def fixed(words: tuple[str, ...], data_root: str) -> dict[str, Any]:
+def fixed(words: tuple[str, ...], data_root: str) -> dict[str, object]:
     """Options that all runs share."""
     fixed = {name: _value(name, value) for name, value in _pairs("set", words)}
     return fixed if data_root == "data" else {"data_root": data_root, **fixed}

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 from matplotlib import colormaps
@@ -87,17 +87,17 @@ Series = tuple[str, list[tuple[float, float]]]
 """Label of a line, and its (epoch, value)."""
 
 
-def series_of(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+def series_of(history: Sequence[Mapping[str, object]], key: str) -> list[tuple[float, float]]:
     """Return (epoch, value) sorted by epoch, skipping lines without a finite value; the last line of an epoch wins."""
-    points = {
-        float(line["epoch"]): float(line[key])
-        for line in history
-        if is_finite(line.get("epoch")) and is_finite(line.get(key))
-    }
+    points = {}
+    for line in history:
+        epoch, value = line.get("epoch"), line.get(key)
+        if is_finite(epoch) and is_finite(value):
+            points[float(epoch)] = float(value)
     return sorted(points.items())
 
 
-def is_finite(value: object) -> bool:
+def is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

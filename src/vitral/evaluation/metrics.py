@@ -64,7 +64,7 @@ class Measured(Described):
     images: int
     groups: int
     """Groups of images that belong together, such as copies; as many as images if each is on its own."""
-    _rows: Callable[[], Iterable[dict[str, Any]]] = tuple
+    _rows: Callable[[], Iterable[dict[str, object]]] = tuple
 
     @cached_property
     def predictions(self) -> Rows[dict[str, Any]]:

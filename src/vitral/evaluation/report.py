@@ -85,7 +85,7 @@ class ReportContent:
     result: Mapping[str, Any] | None = None
     """The contents of result.json."""
     plan: Sequence[Choice] = ()
-    history: Sequence[Mapping[str, Any]] = ()
+    history: Sequence[Mapping[str, object]] = ()
     """The lines of metrics.jsonl."""
     evaluation: Evaluation | None = None
     """Metrics of one class per image; other tasks have `headline` and `sections`."""
@@ -100,7 +100,7 @@ class ReportContent:
     findings: Sequence[tuple[str, str]] = ()
     """Additional remarks: heading, sentence."""
     mistakes: Sequence[Mistake] = ()
-    layers: Sequence[Mapping[str, Any]] = ()
+    layers: Sequence[Mapping[str, object]] = ()
     """Rows {name, type, output_shape, parameters, trainable, flops}."""
     samples: Sequence[tuple[np.ndarray, str]] = ()
     """Augmented training images, uint8 (H, W, C), with their class names."""

@@ -124,7 +124,7 @@ class Benchmark:
     def to_json(self) -> dict[str, object]:
         """Plain data, deterministic except for `milliseconds`."""
 
-        def plain(value: object) -> Any:
+        def plain(value: object) -> object:
             if isinstance(value, Estimate | Row):
                 return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
             return [plain(one) for one in value] if isinstance(value, tuple) else value

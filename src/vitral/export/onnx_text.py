@@ -37,7 +37,7 @@ METADATA = "vitral.text"
 """Key of the metadata that a program needs to generate texts, besides the names of the tokens."""
 
 
-def facts(config: DecoderConfig) -> dict[str, Any]:
+def facts(config: DecoderConfig) -> dict[str, object]:
     """Return what a program needs to generate texts, besides the names of the tokens."""
     return {
         "start": config.start_token,

@@ -129,7 +129,7 @@ class Outputs:
         self._hook = model.register_forward_hook(self._keep)
         self._latest: tuple[Tensor, Tensor] | None = None
 
-    def _keep(self, model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _keep(self, model: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._latest = inputs[0].detach(), output.detach()
 
     def tell(self, callback: Callback, batch: Batch) -> None:

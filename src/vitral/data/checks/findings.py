@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -239,7 +239,7 @@ class DataCheck(Described):
         """Convert to JSON types."""
         counts = {split: dict(zip(self.classes, n, strict=True)) for split, n in self.counts.items()}
 
-        def groups(duplicates: Sequence[Sequence[Place]]) -> list[list[dict[str, Any]]]:
+        def groups(duplicates: Sequence[Sequence[Place]]) -> list[list[dict[str, object]]]:
             return [[asdict(place) for place in group] for group in duplicates]
 
         return {

@@ -164,7 +164,7 @@ def _holds_images(kind: DataType) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _rows(file: ParquetFile, columns: _Columns, *, labels_only: bool = False) -> Iterator[tuple[str | None, Any]]:
+def _rows(file: ParquetFile, columns: _Columns, *, labels_only: bool = False) -> Iterator[tuple[str | None, object]]:
     """Yield the label as text, None for a missing one or -1, and the image of each row."""
     names = [columns.label] if labels_only else [columns.label, columns.image]
     for batch in file.iter_batches(batch_size=_ROWS, columns=names):

@@ -42,7 +42,7 @@ _STATES = (
 )
 """Fields that stores state of an object: its size, and marks that differ after it has changed."""
 
-_of_parents: list[Any] = []
+_of_parents: list[object] = []
 # File systems of the process that this one was forked from. They stay alive: their connections share the parent's epoll
 # and sockets, and closing them here would make the parent wait for answers until they time out.
 

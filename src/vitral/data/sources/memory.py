@@ -280,7 +280,7 @@ class ItemFetch:
     """Fetch of an image of an example: `data[i][key]`, or `data[i]` without a key."""
 
     data: Any
-    key: Any
+    key: object
     levels: Levels | None = None
 
     def __call__(self, i: int) -> bytes | np.ndarray:

@@ -217,7 +217,7 @@ class Table:
             else f"in the first line, call the {kind} column {either(COLUMNS.get(kind, TEXT_COLUMNS)[:5])}",
         )
 
-    def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[Any]], list[str]]:
+    def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[object]], list[str]]:
         """Return the paths and the labels of every split, and notes."""
         paths: dict[str, list[str]] = defaultdict(list)
         found: dict[str, list[object]] = defaultdict(list)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -27,6 +26,7 @@ from vitral.explanation.inspect.measure import measure
 from vitral.explanation.inspect.norms import TokenNorms, prefix_names
 from vitral.explanation.inspect.positions import PositionSimilarity, position_similarity
 from vitral.explanation.subject import to_pixels
+from vitral.model import ViT
 from vitral.wording import count
 
 _MAX_POSITIONS = 32
@@ -180,7 +180,7 @@ def inspect_network(
     )
 
 
-def _facts(network: Any) -> dict[str, str]:
+def _facts(network: ViT) -> dict[str, str]:
     config = network.config
     names = [name for name in prefix_names(network) if not name.startswith("register")]
     if config.registers:

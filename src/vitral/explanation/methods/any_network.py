@@ -65,7 +65,7 @@ class AnyNetwork(nn.Module):
             raise UsageError("a scripted network has no accessible layers", hint="pass the module before scripting")
         outputs: list[Tensor] = []
 
-        def keep(_: nn.Module, __: object, output: Any) -> Any:
+        def keep(_: nn.Module, __: object, output: Any) -> object:
             first = output[0] if isinstance(output, tuple | list) and output else output
             if not isinstance(first, Tensor) or not first.is_floating_point():
                 raise UsageError(f"layer '{layer}' has no tensor output", why=f"it returns {type_of(output)}")
