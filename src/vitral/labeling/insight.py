@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ class Accuracy:
         """(m,) True for a correct prediction."""
         return self.labels == self.predicted
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return counts, accuracy and interval; no accuracy for fewer than 30 images or groups."""
         count = len(self.labels)
         groups = count_groups(self.groups, count)
@@ -116,7 +115,7 @@ class Insight:
         zeros = np.zeros(count)
         return cls(np.full(count, -1), zeros, zeros, np.zeros(count, bool))
 
-    def to_json(self, classes: int) -> dict[str, Any]:
+    def to_json(self, classes: int) -> dict[str, object]:
         """Return plain data for the page, with percentages as whole numbers."""
         plain: dict[str, object] = {
             "suggested": self.suggested.tolist(),

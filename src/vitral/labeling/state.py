@@ -57,7 +57,7 @@ class Action:
     labels: tuple[str, ...] = ()
     """The class of each image, for suggestions that are accepted."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields that are set."""
         plain: dict[str, object] = {"do": self.do, "images": list(self.images), "label": self.label, "name": self.name}
         plain["labels"] = list(self.labels)

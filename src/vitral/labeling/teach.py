@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vitral import bounded
 from vitral.errors import UsageError
@@ -111,11 +110,11 @@ class Teacher:
             self._planning.end()
         self._planning = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the state for the page: of the plan, otherwise of the run; and what is there of a finished run."""
         with self._guard:
             done = self.finished
-            plain = {"finished": shown(str(done)) if done else "", "home": self.home.to_json(done)}
+            plain: dict[str, object] = {"finished": shown(str(done)) if done else "", "home": self.home.to_json(done)}
             if self._planning is not None:
                 return plain | self._plan_to_json(self._planning)
             if self._training is not None:
@@ -171,7 +170,7 @@ def read_epochs(metrics: Path) -> list[dict[str, float]]:
     return found
 
 
-def read_result(file: Path) -> dict[str, Any]:
+def read_result(file: Path) -> dict[str, object]:
     """Return the accuracy of a run with its interval, on test images or else on validation images."""
     plain = bounded.read(file)
     for split in ("test", "val"):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -108,7 +108,7 @@ class ImageTable(Generic[R]):
             for batch in self._in_turn(kept, ranks):
                 file.append(batch)
                 progress(batch.rows)
-            return ranks.share(lambda: self.finish(kept, origin["model_hash"]))
+            return ranks.share(lambda: self.finish(kept, str(origin["model_hash"])))
 
     def _in_turn(self, kept: int, ranks: Ranks) -> Iterator[Lines]:
         """Yield the rows after the first `kept`, batch by batch, on the first rank; none on the others."""
@@ -143,7 +143,7 @@ class ImageTable(Generic[R]):
     def _names(self) -> Iterator[str]:
         return (item.name for item in Items(self.sources))
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, object]:
         """Return everything that determines the bytes of the file."""
         predictor, names, folder = self.predictor, hashlib.sha256(), ""
         for name in self._names():
