@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitral.atomic import write_text
 from vitral.errors import UsageError
@@ -78,7 +79,7 @@ class Home:
             if mark.checked != "excluded" and (not mark.label or mark.checked == "unsure") and i not in session.missing
         ]
 
-    def to_json(self, run: Path | None) -> dict[str, object]:
+    def to_json(self, run: Path | None) -> dict[str, Any]:
         """Return the state of each of `KINDS` for a run: `none`, `running`, `done` with its path, `failed` with why."""
         return {kind: self._one(self._made.get(kind), run) for kind in KINDS}
 
