@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitral.data import DataSet
 from vitral.data.same import find
@@ -56,7 +57,7 @@ class Earlier:
         return Choice("held out before", count(len(self.kept), "image"), why)
 
 
-def find_earlier(given: Mapping[str, object], dataset: DataSet, folder: str, run: Run) -> Earlier | None:
+def find_earlier(given: Mapping[str, Any], dataset: DataSet, folder: str, run: Run) -> Earlier | None:
     """Return the latest finished run on this data beside `folder`; None if there is none with held-out images.
 
     None as well with options that ask for a split of its own, for data with validation images, and for data by name.
