@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -60,6 +61,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (commit := os.environ.get("VITRAL_ROTATE")) and (left_out := rotated(items, commit)):
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """After the slowest tests, list the files whose tests take longest together."""
+    if not (most := config.getoption("durations")):
+        return
+    seconds = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"slowest {most} files")
+    for name, total in seconds.most_common(most):
+        terminalreporter.write_line(f"{total:.0f}s {name}")
 
 
 @pytest.hookimpl(tryfirst=True)

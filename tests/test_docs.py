@@ -31,6 +31,7 @@ import pytest
 import torch
 from PIL import Image
 
+import projects
 import vitral
 from images import noise
 from npmpackages import pretend_runtime
@@ -202,6 +203,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("other", "unknown"):
         (root / name).mkdir()
         Image.fromarray(noise(98, (24, 32))).save(root / name / "tree.jpg")
+    projects.write(root / "project.safetensors", *projects.parts(classes=("cat", "dog")))
     write_lines(root / "lines")
     (root / "token").write_text(f"{COMMIT}\n")  # as of `openssl rand`
     publish(root)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,8 @@ class Stage(NamedTuple):
     environment: Mapping[str, str] = {}
     second_try: bool = False
     processes: str = "auto"
+    words: str = ""
+    """Pattern that the path or the text of a file with such tests matches. Other files are not read."""
 
 
 LESSER_CPU = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
@@ -45,8 +48,13 @@ STAGES = {
     "quick": Stage("not slow and not real", ("--timeout", "120")),
     "avx2": Stage("not slow and not real", NUMERIC, LESSER_CPU),
     "least": Stage("not real", ("tests/golden",), LEAST_CPU),
-    "slow": Stage("slow and not real", second_try=True),
-    "real": Stage("real", second_try=True, processes="3"),  # they wait more than they compute
+    "slow": Stage("slow and not real", second_try=True, words="slow"),
+    "real": Stage(
+        "real",
+        second_try=True,
+        processes="3",  # they wait more than they compute
+        words="real|browser|distributed|serving",
+    ),
 }
 
 
@@ -83,7 +91,7 @@ def run_stage(stage: Stage, environment: Mapping[str, str], more: list[str]) -> 
     """Return the exit code of a stage, and the tests that passed at their second try only."""
     shutil.rmtree(CACHE, ignore_errors=True)
     marks = stage.marks if os.environ.get("VITRAL_SOAK") else f"({stage.marks}) and not soak"
-    base = [sys.executable, "-m", "pytest", "-o", f"cache_dir={CACHE}", "-m", marks, *stage.select]
+    base = [sys.executable, "-m", "pytest", "-o", f"cache_dir={CACHE}", "-m", marks, *stage.select, *files_of(stage)]
     shown = ["--durations", "25", "--durations-min", "5", "--maxfail", str(MOST)]
     code = call([*base, "-n", stage.processes, "--dist", "worksteal", *shown, *more], environment)
     failures = last_failed()
@@ -92,6 +100,15 @@ def run_stage(stage: Stage, environment: Mapping[str, str], more: list[str]) -> 
     print(f"Second try of {len(failures)} tests, alone", flush=True)
     again = call([*base, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"], environment)
     return again, sorted(set(failures) - set(last_failed()))
+
+
+def files_of(stage: Stage) -> list[str]:
+    """Return the files that a stage reads; none for all. Reading all of them takes each process twenty seconds."""
+    if not stage.words:
+        return []
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    pattern = re.compile(stage.words)
+    return [str(path) for path in paths if pattern.search(f"{path.relative_to(ROOT)} {path.read_text('utf-8')}")]
 
 
 def call(command: list[str], environment: Mapping[str, str]) -> int:

@@ -70,7 +70,7 @@ _ABSTRACT: Mapping[Any, Any] = {float: float | int, Path: os.PathLike}
 def wrong_kind(title: str, value: object, kind: str, hint: str | None = None) -> UsageError:
     """Return the error for a value of another type than the annotated one; `title` names what has it."""
     shown = f"{value!r:.60}, {type_of(value)}" if isinstance(value, str) else f"{value!r:.60}"
-    return UsageError(f"{title} cannot be {shown}", why=f"it is {kind}", hint=hint)
+    return UsageError(f"{title} cannot be {shown}", why=f"it takes {kind}", hint=hint)
 
 
 def checked(

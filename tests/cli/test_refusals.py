@@ -132,7 +132,7 @@ BAD: dict[str, Bad] = {
         f"train d --freeze bloks {' '.join(WORDS)}", ("--freeze bloks", "blocks.0"), folder("cat", "dog"), hinted=False
     ),
     "all is frozen": Bad(f"train d --freeze * {' '.join(WORDS)}", ("nothing to train",), folder("cat", "dog")),
-    "missing argument": Bad("evaluate", ("vitral evaluate --help",)),
+    "missing argument": Bad("evaluate", ("vitral evaluate runs/photos",)),
     "top of nothing": Bad("predict RUN d --top 0", ("--top",), folder("cat", "dog"), hinted=False),
     "unknown summary": Bad("summary S/16x", ("S/16x",)),
     "summary of nothing": Bad("summary S/16 --batch 0", ("0",), hinted=False),

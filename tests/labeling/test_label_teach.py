@@ -120,6 +120,7 @@ def test_what_is_taken_home_of_a_run(session: Session, tmp_path: Path, monkeypat
         assert Path(table["path"]).read_bytes() == (tmp_path / "own.csv").read_bytes()
         assert made(teacher, "web")["state"] == "failed"
         assert "cannot be fetched" in teacher.to_json()["home"]["web"]["why"]
+        assert made(teacher, "teach")["state"] == "failed"
         cached = cache_folder("npm") / web.PACKAGE.file
         cached.parent.mkdir(parents=True, exist_ok=True)
         cached.symlink_to(real(web.PACKAGE))
@@ -129,8 +130,15 @@ def test_what_is_taken_home_of_a_run(session: Session, tmp_path: Path, monkeypat
         onnx = made(teacher, "onnx")
         assert onnx["state"] == "done", onnx
         assert list(Path(onnx["path"]).glob("*.onnx"))
+        for _ in range(2):
+            teaching = made(teacher, "teach")
+            assert teaching["state"] == "done", teaching
+            described = json.loads((Path(teaching["path"]) / "model.json").read_text())
+            assert described["classes"] == list(session.state.classes)
         teacher.start(5)
         assert teacher.to_json()["finished"] == str(run), "until the next one is done"
+    with Teacher(session, tmp_path / "runs") as later:
+        assert later.to_json()["finished"] == str(run), "a later session offers it, too"
 
 
 def made(teacher: Teacher, kind: str) -> dict[str, str]:

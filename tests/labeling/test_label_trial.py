@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 import vitral
 from images import noise
+from running import TINY
 from serving.serverprocess import eventually
 from vitral.inference.outputs.classes import Classes
 from vitral.inference.predictor import Predictor
@@ -27,7 +28,6 @@ from vitral.labeling.session import Session
 from vitral.labeling.state import Action
 from vitral.labeling.teach import Teacher
 from vitral.labeling.trial import LIMITS
-from vitral.training.run_folder import RunFolder
 
 COUNT = 30
 HEADERS = {"Authorization": "Bearer a-token-of-24-characters"}
@@ -147,14 +147,14 @@ def test_the_head_of_the_map_is_the_classifier_of_the_suggestions(opened: tuple[
 def test_a_trained_run_answers_if_it_is_chosen(client: TestClient, opened: tuple[Session, Assistant, Teacher]):
     assert client.post("/v1/answer?by=run", content=encoded(draw(1)), headers=PNG).status_code == 400
     assert client.post("/v1/answer?by=/etc/passwd", content=encoded(draw(1)), headers=PNG).status_code == 400
-    teacher = opened[2]
-    teacher.start(0.2)
-    assert eventually(lambda: teacher.to_json()["state"] == "done", 120), teacher.to_json()
+    session, _, teacher = opened
+    session.flush()
+    run = vitral.train(str(session.table), out=str(teacher.folder / "run"), quiet=True, **{**TINY, "epochs": 1})
+    teacher.run = run.folder
     found = client.post("/v1/answer?by=run", content=encoded(draw(103)), headers=PNG).json()
     assert teacher.finished is not None
     expected = vitral.load(teacher.finished)(encoded(draw(103)))
     assert (found["label"], found["confidence"]) == (expected.label, pytest.approx(expected.confidence))
-    assert RunFolder(teacher.finished).result.is_file()
     assert found["explanation"]["label"] == found["label"]
     assert len(found["neighbors"]) == 6
 

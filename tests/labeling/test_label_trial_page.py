@@ -137,7 +137,9 @@ def test_a_run_is_tried_and_taken_home(browser: Any, server: ServerProcess, phot
     page.get_by_role("spinbutton", name="Minutes").fill("0.3")
     page.get_by_role("button", name="Plan").click()
     page.get_by_role("button", name="Start").click()
-    page.get_by_role("heading", name="Take it home").wait_for()
+    assert page.get_by_role("heading", name="Take it home").is_visible()
+    assert page.locator("#home-list button").all_inner_texts() == ["Teaching page"]
+    page.locator("#home-trained").wait_for()
     run = photos.parent / "runs" / "photos-1"
     assert page.locator("#home-run").inner_text() == str(run)
     page.get_by_role("button", name="Table of predictions").click()

@@ -1,4 +1,4 @@
-"""The modules of the page have the types that their comments state, by TypeScript's compiler."""
+"""The modules of the pages have the types that their comments state, by TypeScript's compiler."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import tarfile
-from importlib.resources import files
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from npmpackages import TYPESCRIPT, real
+from vitral import web
 
 OPTIONS = {
     **dict.fromkeys(("allowJs", "checkJs", "noEmit", "strict", "noUnusedLocals", "noImplicitReturns"), True),
@@ -35,13 +36,24 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "package/lib/tsc.js"
 
 
+@pytest.fixture(params=[web.LABEL, web.TEACH], ids=["label", "teach"])
+def every_module(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of the modules of a page."""
+    return copied(request.param, tmp_path)
+
+
 @pytest.fixture
 def modules(tmp_path: Path) -> Path:
-    """A copy of the modules."""
-    for one in files("vitral.web").joinpath("label").iterdir():
-        if one.name.endswith(".js"):
-            (tmp_path / one.name).write_text(one.read_text("utf-8"), "utf-8")
-    return tmp_path
+    """A copy of the modules of `vitral label`."""
+    return copied(web.LABEL, tmp_path)
+
+
+def copied(assets: Mapping[str, str], folder: Path) -> Path:
+    """Copy the modules of a page into a folder, as they are beside the page."""
+    for name, asset in assets.items():
+        if name.endswith(".js"):
+            (folder / name.removeprefix("/")).write_text(web.text(asset), "utf-8")
+    return folder
 
 
 def complaints(compiler: Path, folder: Path) -> list[str]:
@@ -51,8 +63,8 @@ def complaints(compiler: Path, folder: Path) -> list[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120).stdout.splitlines()
 
 
-def test_the_modules_agree_with_their_types(compiler: Path, modules: Path):
-    assert complaints(compiler, modules) == []
+def test_the_modules_agree_with_their_types(compiler: Path, every_module: Path):
+    assert complaints(compiler, every_module) == []
 
 
 def test_mistakes_are_found(compiler: Path, modules: Path):
@@ -64,7 +76,7 @@ def test_mistakes_are_found(compiler: Path, modules: Path):
     assert "Property 'best' does not exist on type 'Answer'" in found
 
 
-def test_each_module_fits_a_few_screens(modules: Path):
-    lines = {one.name: len(one.read_text("utf-8").splitlines()) for one in modules.glob("*.js")}
+def test_each_module_fits_a_few_screens(every_module: Path):
+    lines = {one.name: len(one.read_text("utf-8").splitlines()) for one in every_module.glob("*.js")}
     assert len(lines) > 10
     assert max(lines.values()) < 300, lines

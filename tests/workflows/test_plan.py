@@ -121,10 +121,12 @@ def test_initial_weights_of_the_same_data_are_a_possible_leak(make_images: MakeI
         found = reasons(plan_run({"data": str(data), **given, **options}))
         return found.get("leak", ("", ""))[1]
 
-    assert leak(seed=1, val_fraction=0.2).endswith("--split-seed 0 --val-fraction 0.2 holds out the same ones")
+    assert leak(seed=1, val_fraction=0.2).endswith(f"--val-fraction 0.2 holds out the same images as {first.folder}")
     assert leak(seed=0, val_fraction=0.3)
     assert not leak(seed=1, split_seed=0, val_fraction=0.2)
-    assert not leak(others, seed=1, val_fraction=0.2)
+    strangers = make_images({"cat": 12, "dog": 13}, "strangers", size=(9, 10))
+    assert not leak(strangers, seed=1, val_fraction=0.2)
+    assert "was trained on images that are held out here" in leak(others, seed=1, val_fraction=0.2), "equal files"
     (first.folder / "config.json").write_text('{"run": {}}')
     assert not leak(seed=1, val_fraction=0.2), "weights load without the configuration of their run"
 

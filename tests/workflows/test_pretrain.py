@@ -326,7 +326,7 @@ def test_the_command(photos, tmp_path, capsys, monkeypatch):
     result = json.loads((tmp_path / "run/result.json").read_text())
     for line, name in zip(shown, ("knn_accuracy", "probe_accuracy"), strict=True):
         low, high = wilson_interval(round(2 * result[name]), 2)
-        interval = f"({low:.1%} to {high:.1%})"
+        interval = f"(95% interval {low:.1%} to {high:.1%})"
         assert line == f"accuracy {result[name]:.2%} {interval} on 2 validation images, not used in training"
     assert f"Report   {tmp_path / 'run/report.html'}" in message
     assert not [line for line in message.splitlines() if line.startswith("epoch") and "best" in line]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -91,6 +92,35 @@ def test_the_same_options_of_the_split_keep_its_images(photos, options):
     assert kept <= contents(train(photos, "second", **options), "val")
 
 
+def test_a_table_of_the_same_images_keeps_them(photos):
+    """As `vitral label` writes it: a label is corrected, an image is excluded."""
+    first = train(photos, "first")
+    table = photos / "labels.csv"
+    rows = [f"{one.parent.name}/{one.name},{one.parent.name},{one.parent.name},yes" for one in photos.glob("*/*.png")]
+    (corrected,) = (number for number, row in enumerate(rows) if row.startswith("cat/3.png"))
+    rows[corrected] = "cat/3.png,dog,cat,yes"
+    table.write_text("\n".join(["file,label,given,checked", *rows]) + "\n")
+    second = vitral.train(
+        str(table), out=str(photos.parent / "runs/second"), quiet=True, **{**TINY, "epochs": 1}
+    ).folder
+    assert contents(first, "val") == contents(second, "val")
+    (choice,) = (one for one in RunFolder(second).read_plan().choices if one.name == "held out before")
+    assert str(first) in choice.reason
+    folder = planning.plan_run({**TINY, "data": str(photos), "out": str(photos.parent / "runs/third")})
+    (note,) = (one.reason for one in folder.plan.choices if one.name == "data")
+    assert f"vitral train {table}" in note
+
+
+def test_a_table_of_other_images_of_the_same_names_keeps_nothing(photos, make_images):
+    train(photos, "first")
+    other = make_images({"cat": 40, "dog": 30}, name="other", size=(9, 10))
+    table = other / "mine.csv"
+    rows = [f"{one.parent.name}/{one.name},{one.parent.name}" for one in other.glob("*/*.png")]
+    table.write_text("\n".join(["file,label", *rows]) + "\n")
+    job = planning.plan_run({**TINY, "data": str(table), "out": str(photos.parent / "runs/second")})
+    assert not job.plan.kept
+
+
 def test_other_data_and_other_tasks_are_not_earlier_runs(photos, make_images):
     train(photos, "first")
     other = make_images({"cat": 40, "dog": 30}, name="other")
@@ -104,22 +134,24 @@ def test_the_same_data_are_split_as_before(photos):
     assert records[0] == records[1]
 
 
-@pytest.mark.parametrize(
-    ("minutes", "device", "same"), [(5.0, None, True), (6.0, None, False), (5.0, "another", False)]
-)
-def test_epochs_do_not_depend_on_how_busy_the_machine_is(photos, monkeypatch, minutes, device, same):
+def test_epochs_do_not_depend_on_how_busy_the_machine_is(photos, monkeypatch):
     """They decide the augmentation, so that two runs would differ in more than their data."""
     options = {name: value for name, value in TINY.items() if name != "epochs"} | {"log": ()}
-    fits = iter([3, 2])
+    fits = itertools.chain([3], itertools.repeat(2))
     monkeypatch.setattr(planning, "epochs_within", lambda job, began: Fit(next(fits), "measured here", 10.0))
     first = vitral.train(str(photos), out=str(photos.parent / "runs/first"), quiet=True, minutes=5.0, **options).folder
-    if device:
-        result = RunFolder(first).read_result() | {"device": device}
-        RunFolder(first).write(first / "result.json", json.dumps(result))
-    job = planning.plan_run({**options, "data": str(photos), "out": str(photos.parent / "runs/b"), "minutes": minutes})
-    assert job.run.epochs == (3 if same else 2)
-    (choice,) = (one for one in job.plan.choices if one.name == "epochs")
-    assert (f"the same number as in {first}" in choice.reason) == same
+
+    def planned(minutes: float) -> tuple[int | None, bool]:
+        again = {"data": str(photos), "out": str(photos.parent / "runs/b"), "minutes": minutes}
+        job = planning.plan_run({**options, **again})
+        (choice,) = (one for one in job.plan.choices if one.name == "epochs")
+        return job.run.epochs, f"the same number as in {first}" in choice.reason
+
+    assert planned(5.0) == (3, True)
+    assert planned(6.0) == (2, False)
+    result = RunFolder(first).read_result() | {"device": "another"}
+    RunFolder(first).write(first / "result.json", json.dumps(result))
+    assert planned(5.0) == (2, False)
 
 
 @pytest.mark.report

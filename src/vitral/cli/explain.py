@@ -203,7 +203,7 @@ def inspect(
     precision: Annotated[str, Help("number format: auto, bf16 or fp32")] = "fp32",
     format: Format = "text",
 ) -> int:
-    """Draw what a network has learned: patch filters, positions, attention distance (Figure 7 of the paper)."""
+    """Draw what a network has learned: patch filters, positions, attention distance (Figure 7 of the ViT paper)."""
     from vitral.workflows.inspection import folder_for
     from vitral.workflows.inspection import inspect as run_inspection
 

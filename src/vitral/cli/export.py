@@ -34,7 +34,7 @@ def export(
     data_root: DataRoot = "data",
     format: Format = "text",
 ) -> int:
-    """Export to ONNX, PyTorch, OpenVINO or a web page, and compare the results there with the network's."""
+    """Export a model to ONNX, PyTorch, OpenVINO or a web page, and check that the export gives the same results."""
     from vitral.export import TARGETS, export_model
     from vitral.export.web import publishing
 

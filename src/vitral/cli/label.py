@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sys
 import webbrowser
 from pathlib import Path
@@ -27,10 +28,25 @@ def label(
     init: Annotated[str, Help("weights whose features suggest classes: a run, a file, timm:NAME, …")] = "backbone",
     port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,
     open_: Annotated[bool, Help("open the page in a browser, if this machine has a screen")] = True,
+    export: Annotated[
+        str | None, Help("write a page into this new folder, on which visitors teach classes only in their browser")
+    ] = None,
+    overwrite: Annotated[bool, Help("with --export: replace an earlier page in that folder")] = False,
+    runtime: Annotated[str | None, Help("ONNX Runtime Web for --export, an npm package (default: fetched)")] = None,
 ) -> int:
     """Label images in the browser, on your own machine. Every action is saved in a table at once."""
     from vitral.serving.extra import check_installed
 
+    if export is not None:
+        unused = {"images": data, "--out": out, "--no-labels": not labels, "--port": port, "--no-open": not open_}
+        if given := [name for name, value in unused.items() if value]:
+            why = "the page is the same for all images, which visitors choose themselves"
+            raise UsageError(f"--export takes no {given[0]}", why=why, hint="vitral label --export FOLDER")
+        return _export(export, init, classes, runtime, overwrite)
+    if runtime is not None:
+        raise UsageError("--runtime is for --export", why="this machine runs the network itself", hint="leave it out")
+    if overwrite:
+        raise UsageError("--overwrite is for --export", why="labels are never overwritten", hint="leave it out")
     if not data:
         raise UsageError("no images to label", hint="vitral label FOLDER")
     check_installed()
@@ -46,7 +62,7 @@ def label(
     table = Path(out) if out else default_table(data)
     if table.suffix.lower() != ".csv":
         raise UsageError("--out must name a .csv", where=table, hint="--out labels.csv")
-    with Session(data, table, classes, labels=labels) as session, bind("127.0.0.1", port) as bound:
+    with Session(data, table, classes, labels=labels) as session, bind("127.0.0.1", port, "--port") as bound:
         token = secrets.token_urlsafe(24)
         url = f"{address(bound)}/#{token}"
         print_notes(session.notes)
@@ -65,6 +81,24 @@ def label(
     if session.is_kept:
         say(f"\nSaved    {labeled:,} of {count(len(session.state.images), 'image')} labeled, in {table}")
         say(f"next: {command_line('train', [str(table)], {}).replace('vitral', program(), 1)}")
+    return 0
+
+
+def _export(folder: str, init: str, classes: tuple[str, ...], runtime: str | None, overwrite: bool) -> int:
+    """Write the page on which visitors teach."""
+    from vitral.export.teach import export_teaching
+    from vitral.export.web import publishing
+    from vitral.labeling.state import check_class
+
+    for name in classes:
+        check_class(name)
+    names = tuple(dict.fromkeys(classes))
+    difference = export_teaching(folder, init, classes=names, runtime=runtime, overwrite=overwrite)
+    say(f"Parity   features differ from the model's by at most {difference:.1g} of the largest one")
+    say(f"Page     {folder}")
+    say(f"\nNext:\n  python -m http.server --directory {shlex.quote(folder)}")
+    for line in publishing(Path(folder)):
+        say(line)
     return 0
 
 

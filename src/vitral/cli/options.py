@@ -127,13 +127,15 @@ Tta = Annotated[
 ClassOrder = Annotated[
     str | None,
     Help(
-        "how to order the classes if the weights lack their names: natural (2 before 10), text (torchvision), or a file"
+        "order of the classes if the weights do not contain their names: natural (2 before 10), text (10 before 2, as "
+        "in torchvision), or a file with one name per line"
     ),
 ]
 Levels = Annotated[
     tuple[int, int] | None,
     Help(
-        "values of black and white, for images of floats, or gray ones of 16 bits or more (default: as in the weights)"
+        "pixel values that mean black and white, in images of floats and in gray images of 16 bits or more (default: "
+        "as saved with the weights)"
     ),
 ]
 Beams = Annotated[int, Help("for text recognition, the number of texts that beam search keeps; 1 is greedy search")]

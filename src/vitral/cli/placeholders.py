@@ -17,6 +17,7 @@ _WORDS = {
     "dropout": "FRACTION",
     "erase": "FRACTION",
     "example": "PATH",
+    "export": "FOLDER",
     "few_shot": "COUNTS",
     "fractions": "FRACTION",
     "freeze": "PATTERN",

@@ -38,11 +38,14 @@ def print_only(given: dict[str, Any], report: bool, format: str) -> int:
     began = time.monotonic()
     from vitral.pretraining.methods import command
     from vitral.training.progress import print_plan
+    from vitral.training.run_folder import RunFolder
     from vitral.workflows.planning.plan import plan_run
 
     quiet = given.pop("quiet", False)
     job = plan_run({name: value for name, value in given.items() if value is not None}, began)
-    typed = command(given).replace("vitral", program(), 1)
+    folder = RunFolder(str(job.run.out))
+    other = {"out": folder.next_free()} if folder.exists() and given.get("out") is None else {}
+    typed = command({**given, **other}).replace("vitral", program(), 1)
     if format == "json":
         from vitral.workflows.planning.explained import to_json
 

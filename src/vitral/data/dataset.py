@@ -201,11 +201,11 @@ class DataSet(Described):
     left_out: tuple[str, ...] = ()
     """Names of unreadable images left out on request."""
     unused: int = 0
-    """Images, or files of image formats that are not read, that the source left out; `notes` name some."""
+    """Number of image files that were left out, including formats that vitral does not read; `notes` list some."""
     targets: Targets = ONE_CLASS
     """The meaning of the labels: one class per image, or another task."""
     reason: str = ""
-    """The reason for the task, of a table whose columns chose it."""
+    """Why this task was chosen, if the columns of a table determined it; otherwise empty."""
 
     def described(self) -> dict[str, str]:
         """Name → value of the facts to show."""
@@ -260,7 +260,7 @@ class DataSet(Described):
         return made
 
     def with_validation(self, fraction: float | None = None, *, seed: int = 0) -> DataSet:
-        """Return the data with a "val" split, cut from train with the same share of every class if it has none.
+        """Return the data with a "val" split. If there is none, split off the same fraction of every class from train.
 
         `fraction` is of the training images; None takes 10%, but at most 2,500 images.
         """

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from vitral.wording import shown
 
+NAME = "labels.csv"
+"""File in a folder of images to which `vitral label` writes."""
 COLUMNS = ("file", "label", "split", "given", "checked", "group", "suggested", "confidence", "doubt")
 """Columns in their order; those of `_OPTIONAL` are left out if all their cells are empty."""
 _OPTIONAL = ("split", "group", "suggested", "confidence", "doubt")
@@ -25,6 +29,19 @@ _MARKS = {"given", "checked"}
 def is_label_table(header: Sequence[str]) -> bool:
     """True if the columns of a table, in lower case, are those of this format."""
     return set(header) >= _MARKS
+
+
+def labels_beside(folder: str) -> list[str]:
+    """Return a note if a folder contains the table of `vitral label`, which is not read with the folder."""
+    table = os.path.join(folder, NAME)
+    try:
+        with open(os.path.expanduser(table), newline="", encoding="utf-8") as file:
+            header = next(csv.reader(file), [])
+    except (OSError, ValueError, csv.Error):
+        return []
+    command = f"vitral train {shlex.quote(table)}"
+    note = f"{NAME} contains labels from vitral label, which are not used here. To use them, type {command}"
+    return [note] if is_label_table([name.strip().lower() for name in header]) else []
 
 
 def is_set_aside(label: str, checked: str) -> bool:

@@ -112,7 +112,7 @@ def is_wider(interval: Interval, rate: float, images: int) -> bool:
 class Evaluation(Measured):
     """Metrics computed by `measure`; every rate is a fraction from 0 to 1.
 
-    Attributes:
+    Args:
         images: Number of images.
         groups: Number of groups of images that belong together; equal to `images` if each is on its own.
         accuracy: Fraction of images whose label is the most probable class.
@@ -120,7 +120,8 @@ class Evaluation(Measured):
         top5: Fraction of images with the label among the five most probable classes; None for five classes or fewer.
         loss: Mean cross-entropy in nats.
         ece: Expected calibration error: mean distance between confidence and accuracy.
-        calibration: The bins of confidence of which `ece` is the mean.
+        calibration: The bins of confidence. `ece` is the mean distance between confidence and accuracy over them,
+            weighted by images.
         macro_f1: Mean F1 of the classes that have images.
         per_class: Precision, recall and F1 of each class.
         confusion: (K, K) int64: a row for each true class, a column for each predicted one.

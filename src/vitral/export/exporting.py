@@ -117,7 +117,7 @@ def export_model(
         raise UsageError(f"a proof takes at least {LEAST} images", hint=f"--images {LEAST}")
     predictor = copy.copy(model) if isinstance(model, Predictor) else EXACT.load(model)
     folder = Path(out) if out is not None else folder_for(predictor.source, to, precision, with_preprocessing)
-    _check_free(folder, overwrite)
+    check_free(folder, overwrite)
     _check_network(predictor)
     _check_text(predictor, target, precision, with_preprocessing)
     _check_task(predictor.output, to, precision, with_preprocessing)
@@ -260,16 +260,15 @@ def _check_task(output: Output, to: str, precision: str, with_preprocessing: boo
         require_classes(output, "preprocessing in the graph", "leave it out; preprocessing.json has the steps")
 
 
-def _check_free(folder: Path, overwrite: bool) -> None:
-    """Raise `RunError` for a folder that exists and must not be replaced."""
+def check_free(folder: Path, overwrite: bool, option: str = "--out") -> None:
+    """Raise `RunError` for a folder, named by `option`, that exists and must not be replaced."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not overwrite:
-        hint = "--overwrite, or another --out"
-        raise RunError("the target exists already", where=folder, hint=hint)
+        raise RunError("the target exists already", where=folder, hint=f"--overwrite, or another {option}")
     if not _is_export(folder):
-        why = "vitral export did not write all of its files"
-        raise RunError("will not overwrite this", where=folder, why=why, hint="choose another folder with --out")
+        why = "vitral did not write all of its files"
+        raise RunError("will not overwrite this", where=folder, why=why, hint=f"choose another folder with {option}")
 
 
 def _is_export(folder: Path) -> bool:

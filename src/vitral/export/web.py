@@ -73,14 +73,9 @@ class WebTarget:
     def write(self, job: Job, folder: Path) -> dict[str, str]:
         """Write the page, the graph and the runtime."""
         check_exact(job.preprocessing, hint=_SERVE)
-        archive = npm.archive(PACKAGE, job.runtime)
+        archive = runtime_archive(job.runtime)
         versions = write_graph(job, folder)
-        for path, content in npm.members(archive, [f"package/dist/{name}" for name in RUNTIME]).items():
-            name = Path(path).name.replace(".mjs", ".js")  # many hosts send .mjs as a type that is no script
-            target = folder / "runtime" / name
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(content)
-        write_text(folder / "runtime/LICENSE.txt", web.text("onnxruntime-license.txt").format(version=PACKAGE.version))
+        write_runtime(archive, folder / "runtime")
         for path, asset in web.BROWSER.items():
             write_text(folder / path, web.text(asset))
         if job.example:
@@ -100,6 +95,20 @@ class WebTarget:
             return np.concatenate([run(one[None], PREDICTED)[0] for one in images])
 
         return Runtime(name, logits)
+
+
+def runtime_archive(file: str | Path | None) -> Path:
+    """The archive of ONNX Runtime Web: `file`, otherwise from the cache or the registry; errors as `npm.archive`."""
+    return npm.archive(PACKAGE, file)
+
+
+def write_runtime(archive: Path, folder: Path) -> None:
+    """Write ONNX Runtime Web, from its archive, with its license into a new folder."""
+    folder.mkdir()
+    for path, content in npm.members(archive, [f"package/dist/{name}" for name in RUNTIME]).items():
+        name = Path(path).name.replace(".mjs", ".js")  # many hosts send .mjs as a type that is no script
+        (folder / name).write_bytes(content)
+    write_text(folder / "LICENSE.txt", web.text("onnxruntime-license.txt").format(version=PACKAGE.version))
 
 
 def publishing(folder: Path) -> list[str]:
@@ -184,13 +193,18 @@ def _explanation(job: Job, method: Method) -> dict[str, object]:
     return {"method": method.name, "note": method.note, "grid": list(grid), "style": style(method.name)}
 
 
-@torch.inference_mode()
-def _check(job: Job) -> list[float]:
-    """Probabilities of the image that `worker.js` makes to test a browser."""
+def check_image(job: Job) -> torch.Tensor:
+    """Standardized image (1, C, H, W) that `decode.js` makes, too, to test a browser."""
     own = job.preprocessing
     numbers = np.arange(own.channels * own.image_size[0] * own.image_size[1], dtype=np.int64)
     pixels = ((numbers * numbers + 7 * numbers) % 251).astype(np.uint8).reshape(1, own.channels, *own.image_size)
-    logits = job.network(own.standardize(torch.from_numpy(pixels)))
+    return own.standardize(torch.from_numpy(pixels))
+
+
+@torch.inference_mode()
+def _check(job: Job) -> list[float]:
+    """Probabilities of the image that a browser is tested with."""
+    logits = job.network(check_image(job))
     probabilities: list[float] = (logits.float() / job.temperature).softmax(1)[0].tolist()
     return probabilities
 

@@ -16,6 +16,7 @@ from vitral.inference.outputs import output_of
 from vitral.inference.predictor import Engine, Predictor, int8_engine
 from vitral.inference.tta import Views
 from vitral.kinds import checked, keywords_of
+from vitral.weights import project
 from vitral.weights.fitted import check_ranges
 from vitral.weights.load import locate, read
 from vitral.weights.notes import Alarm, LeftOut
@@ -41,13 +42,15 @@ def load(
     warning.
 
     Args:
-        source: A run folder, a weights file of any known format, `timm:NAME` or `hf:ORG/NAME` (a hub), `demo` (a
-            built-in model), a network in memory of vitral, timm, torchvision or transformers, or a predictor, which is
-            returned as it is. A network in memory is left unchanged. If it and the predictor are both in fp32 on the
-            CPU, they share their tensors: training one changes the other.
+        source: A run folder, a weights file of any known format, `timm:NAME` or `hf:ORG/NAME` (a hub), `backbone` or
+            `demo` (built-in models), a project that was taught on a page of `vitral label --export`, a network in
+            memory of vitral, timm, torchvision or transformers, or a predictor, which is returned as it is. A network
+            in memory is left unchanged. If it and the predictor are both in fp32 on the CPU, they share their tensors:
+            training one changes the other.
         device: `auto` (a GPU if there is one), `cpu`, `cuda` or `mps`.
         precision: `bf16`, `fp32`, `int8` for weights that `vitral quantize` has calibrated, or `auto`: bf16 if the
-            device has instructions for it and the network is wide enough to gain, otherwise fp32.
+            device has instructions for it and the network is wide enough to gain, otherwise fp32. A project is
+            computed in fp32, as on its page.
         engine: What computes the network:
             `auto` is the fastest of vitral's engines on this machine, and equals `plain` up to rounding;
             `plain` is the PyTorch module, bit for bit;
@@ -56,12 +59,12 @@ def load(
             `openvino` is OpenVINO on the CPU, which needs `vitral[openvino]`.
         tta: Average over views of each image: `none`, `mirror` (2 views), `shifts` (3) or `both` (6).
         beams: Number of texts that beam search keeps, for a network that reads text; 1 is greedy search.
-        options: Facts that a file lacks, and adaptations. New values are `image_size`, `patch_size`, `channels`, and
-            `classes` with `new_head`. Positions are resized by `scheme`. The format, the number of heads and the
-            architecture are stated by `format`, `heads` and `like` (`timm:NAME`). In a file of several networks,
-            `weights_key` is the prefix of one. If no file contains the names of the classes, `class_order` states
-            their order: `natural`, `text`, or a file of names. `levels` are black and white in images of more than 8
-            bits.
+        options: Facts that the file does not contain, and changes to the network. To change the network, pass
+            `image_size`, `patch_size`, `channels`, or `classes` with `new_head`. Positions are resized by `scheme`.
+            The format, the number of heads and the architecture are stated by `format`, `heads` and `like`
+            (`timm:NAME`). In a file of several networks, `weights_key` is the prefix of one. If no file contains the
+            names of the classes, `class_order` states their order: `natural`, `text`, or a file of names. `levels` are
+            black and white in images of more than 8 bits.
 
     Returns:
         The predictor: images to predictions.
@@ -69,8 +72,8 @@ def load(
     Raises:
         RunError: The folder is not a run, or its run has no weights.
         WeightsError: The weights are missing, damaged, of an unknown format, or do not fit.
-        UsageError: An option is unknown, `classes` is not the number of the head without `new_head`, or the device,
-            precision or engine is not available for this network.
+        UsageError: An option is unknown, `classes` differs from the outputs of the head without `new_head`, or the
+            device, precision or engine is not available for this network.
         MissingExtraError: The engine, or a package that reads the weights, is not installed.
 
     Example:
@@ -86,6 +89,8 @@ def load(
         raise UsageError("a network in memory is not computed in int8", why=why, hint="vitral.convert, vitral quantize")
     loaded = read(source, **options)
     weights = loaded.weights
+    if loaded.format == project.NAME and precision == "auto":
+        precision = "fp32"  # as on the page, where a person has seen its answers
     network, measured = search_by(loaded.build(), beams), Calibration({})
     if device == "auto" and (precision == "int8" or engine == "openvino"):
         device = "cpu"

@@ -46,7 +46,7 @@ def first(count: int) -> slice:
 
 @dataclass(frozen=True, eq=False)
 class Prediction(ByValue):
-    """The predicted probabilities of one image's classes.
+    """The prediction for one image: the probability of each class.
 
     Example:
         prediction = vitral.load("runs/photos")("cat.jpg")
@@ -58,7 +58,7 @@ class Prediction(ByValue):
     probabilities: np.ndarray
     """(K,), summing to 1."""
     threshold: float | None = None
-    """Largest 1 - p of the classes in `labels`; None without a coverage."""
+    """A class with probability p is in `labels` if 1 - p is at most this; None if no coverage was requested."""
     unknown: bool | None = None
     """True for an image of no known class; None for weights without a threshold for such images."""
     sure: bool | None = None
@@ -68,7 +68,7 @@ class Prediction(ByValue):
 
     @property
     def answer(self) -> str:
-        """The label, or "not sure" for an image that is not."""
+        """The label, or "not sure" if `sure` is False."""
         return NOT_SURE if self.sure is False and not self.unknown else self.label
 
     @property
@@ -100,8 +100,8 @@ class Prediction(ByValue):
         return Columns(self.classes, top, all, self.threshold, self.unknown is not None, self.sure is not None)
 
     def cells(self, count: int = 3) -> list[str]:
-        """ "unknown" or "not sure" if it is, the `count` most probable classes as text, then those that cover the true
-        one.
+        """Return the prediction as text: "unknown" or "not sure" if that applies, the `count` most probable classes,
+        and the classes in `labels`.
         """
         covering = [f"{{{', '.join(self.labels)}}}"] if self.labels else []
         without = [self.answer] if self.unknown or self.sure is False else []

@@ -125,7 +125,7 @@ class Predictor(Described):
 
     @property
     def model(self) -> Network:
-        """The module, which may be changed. From now on, each call looks for changes; see docs/predict.md."""
+        """The module. You may change it: after its first use here, each call looks for changes (docs/predict.md)."""
         if self._seen is None:
             self._seen = Snapshot(self.held.network)
         self.held.lent = True
@@ -185,7 +185,7 @@ class Predictor(Described):
 
     @property
     def changes(self) -> list[str]:
-        """Changes since the numbers saved with the weights were fitted (`vitral.weights.fitted.CHANGES`)."""
+        """Differences from the settings with which the calibration was fitted (`vitral.weights.fitted.CHANGES`)."""
         own = {"views": self.tta != "none", "int8": bool(self.ranges)}
         return [*(self.account.changes if self.account else ()), *(name for name, on in own.items() if on)]
 

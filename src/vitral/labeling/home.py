@@ -1,4 +1,5 @@
-"""Take a trained run home: a table of predictions for the other images, a web page, and ONNX.
+"""Take the results home: of a trained run a table of predictions for the other images, a web page, and ONNX; without a
+run, the page on which visitors teach the same classes.
 
 Each is a command of vitral in a process of its own, as a person would type it.
 """
@@ -17,16 +18,17 @@ from vitral.labeling.process import Process
 from vitral.labeling.session import Session
 from vitral.wording import shown
 
-KINDS = ("table", "web", "onnx")
+KINDS = ("table", "web", "onnx", "teach")
 _UNREADABLE = 1
 """Exit code of `vitral predict` for a table whose column `error` names images that cannot be read."""
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A command that makes something of a run."""
+    """A command that makes something."""
 
-    run: Path
+    run: Path | None
+    """The run of which it is made; None if it needs none."""
     process: Process
     result: Path
 
@@ -34,8 +36,9 @@ class _Made:
 class Home:
     """The latest command of each kind."""
 
-    def __init__(self, session: Session, program: Sequence[str]):
-        self.session, self.program = session, program
+    def __init__(self, session: Session, program: Sequence[str], page: Path):
+        """`page` is the folder of the page that is made without a run."""
+        self.session, self.program, self.page = session, program, page
         self._made: dict[str, _Made] = {}
 
     def end(self) -> None:
@@ -44,21 +47,30 @@ class Home:
             one.process.end()
 
     def make(self, kind: str, run: Path | None) -> None:
-        """Begin to make one of `KINDS` of a run.
+        """Begin to make one of `KINDS`, of a run or for `teach` without one.
 
-        Raises `UsageError` without a run, while it is being made, and for a table if no image is left for it.
+        Raises `UsageError` without the run, while it is being made, and for a table if no image is left for it.
         """
         if kind not in KINDS:
             raise UsageError(f"'{kind[:40]}' cannot be made", hint=", ".join(KINDS))
-        if run is None:
-            raise UsageError("no run is done yet", hint="train first")
         before = self._made.get(kind)
         if before is not None and before.process.code is None:
             raise UsageError("it is being made already", hint="wait until it is done")
-        words, result = self._table(run) if kind == "table" else _export(kind, run)
+        if kind == "teach":
+            run, (words, result) = None, self._page()
+        elif run is None:
+            raise UsageError("no run is done yet", hint="train first")
+        else:
+            words, result = self._table(run) if kind == "table" else _export(kind, run)
         if before is not None:
             before.process.end()
         self._made[kind] = _Made(run, Process(self.program, words), result)
+
+    def _page(self) -> tuple[list[str], Path]:
+        """Name the classes for the page on which visitors teach."""
+        classes = self.session.state.classes
+        words = ["label", "--export", str(self.page), "--overwrite", *(["--classes", *classes] if classes else [])]
+        return words, self.page
 
     def _table(self, run: Path) -> tuple[list[str], Path]:
         """List the images that have no label, for `vitral predict`."""
@@ -80,11 +92,11 @@ class Home:
         ]
 
     def to_json(self, run: Path | None) -> dict[str, Any]:
-        """Return the state of each of `KINDS` for a run: `none`, `running`, `done` with its path, `failed` with why."""
+        """Return the state of each of `KINDS`, of this run: `none`, `running`, `done` with path, `failed` with why."""
         return {kind: self._one(self._made.get(kind), run) for kind in KINDS}
 
     def _one(self, made: _Made | None, run: Path | None) -> dict[str, str]:
-        if made is None or made.run != run:
+        if made is None or made.run not in (None, run):
             return {"state": "none"}
         code = made.process.code
         if code is None:
@@ -102,4 +114,5 @@ def _export(kind: str, run: Path) -> tuple[list[str], Path]:
 
 def _next(result: Path) -> str:
     """Return the command that opens a web page; "" for what a person opens otherwise."""
-    return f"python -m http.server --directory {shlex.quote(str(result))}" if result.name == "web" else ""
+    is_page = (result / "index.html").is_file()
+    return f"python -m http.server --directory {shlex.quote(str(result))}" if is_page else ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitral.atomic import write_text
-from vitral.data.label_table import file_cell, is_label_table, is_set_aside, label_table
+from vitral.data.label_table import NAME, file_cell, is_label_table, is_set_aside, label_table
 from vitral.errors import UsageError, VitralError
 from vitral.filesystem import locked, move, refused, relative
 from vitral.folders import can_write
@@ -308,13 +308,13 @@ def default_table(data: Sequence[str]) -> Path:
     the current folder. A table that `vitral label` wrote is continued; another one gets a neighbor.
     """
     if len(data) != 1:
-        return Path("labels.csv")
+        return Path(NAME)
     path = Path(data[0])
     if is_table(data[0]):
         with open(path, encoding="utf-8-sig", errors="replace") as file:
             own = is_label_table([name.strip().lower() for name in file.readline().split(",")])
         return path if own else path.with_name(f"{path.stem}-labels.csv")
-    table = (path if path.is_dir() else path.parent) / "labels.csv"
+    table = (path if path.is_dir() else path.parent) / NAME
     if not can_write(table):
         raise UsageError("the folder of the images cannot be written", where=table.parent, hint="--out labels.csv")
     return table

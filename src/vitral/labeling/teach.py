@@ -7,14 +7,17 @@ Ctrl-C, after which the run can be resumed.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vitral import bounded
-from vitral.errors import UsageError
+from vitral.errors import UsageError, VitralError
 from vitral.labeling.home import Home
 from vitral.labeling.process import PROGRAM, Process
 from vitral.labeling.session import Session
@@ -32,10 +35,11 @@ class Teacher:
     def __init__(self, session: Session, folder: Path = Path("runs"), program: Sequence[str] = PROGRAM):
         """`folder` holds the runs, and `program` is the command."""
         self.session, self.folder, self.program = session, folder.absolute(), tuple(program)
-        self.home = Home(session, self.program)
+        self.name = session.table.parent.name or "labels"
+        self.home = Home(session, self.program, self.folder / f"{self.name}-page")
         self.run: Path | None = None
         """The folder of the run that was started last."""
-        self._earlier: Path | None = None
+        self._earlier = self._of_earlier_sessions()
         """The last run before it that ended with a result."""
         self._planning: Process | None = None
         self._training: Process | None = None
@@ -90,7 +94,7 @@ class Teacher:
                 self._training.interrupt()
 
     def make(self, kind: str) -> None:
-        """Begin to make something of the finished run. Raises as `Home.make`."""
+        """Begin to make one of `home.KINDS`, of the finished run. Raises as `Home.make`."""
         with self._guard:
             self.home.make(kind, self.finished)
 
@@ -101,9 +105,22 @@ class Teacher:
         if not 0 < minutes <= LONGEST:
             raise UsageError(f"a run takes up to {LONGEST:g} minutes", hint="5")
         self.session.flush()
-        name = self.session.table.parent.name or "labels"
-        run = next(path for n in range(1, 100_000) if not (path := self.folder / f"{name}-{n}").exists())
+        run = next(path for path in self._folders() if not path.exists())
         return ["train", str(self.session.table), "--minutes", f"{minutes:g}", "--out", str(run), "--quiet"]
+
+    def _folders(self) -> Iterator[Path]:
+        """The folders of runs on this table, in the order in which they are used."""
+        return (self.folder / f"{self.name}-{n}" for n in range(1, 100_000))
+
+    def _of_earlier_sessions(self) -> Path | None:
+        """The last run that an earlier session trained on this table, with a result."""
+        found = None
+        for path in itertools.takewhile(Path.exists, self._folders()):
+            with contextlib.suppress(VitralError, OSError):
+                data = RunFolder(path).read_plan().run.data
+                if RunFolder(path).result.is_file() and os.path.realpath(data) == os.path.realpath(self.session.table):
+                    found = path
+        return found
 
     def _forget_plan(self) -> None:
         if self._planning is not None:

@@ -26,7 +26,7 @@ class ViTConfig(ConfigBase):
 
     Args:
         image_size: Height and width of the images.
-        patch_size: Height and width of one token in the image, with a stem too.
+        patch_size: Height and width of the part of the image that a token represents; a stem does not change it.
         channels: Channels of the images.
         classes: Outputs of the head; 0 leaves the head out.
         stem: Stages of a ResNet before the patches; (): its root alone; None: no ResNet.
@@ -39,7 +39,7 @@ class ViTConfig(ConfigBase):
         mlp_dim: Hidden width of each MLP.
         patch_bias: Bias of the patch projection.
         position: Kind of positions, a name in `POSITIONS`.
-        rope: Other rotary positions than DINOv3's, alone or with `position`.
+        rope: Rotary positions of a kind other than DINOv3's, in place of `position` or in addition to it.
         cls_token: Add a class token.
         cls_position: The class token has a learned position too (paper; not in DeiT-III).
         dist_token: Add DeiT's distillation token and second head; logits are the mean of both heads.

@@ -78,7 +78,11 @@ def text(stats: DatasetStats, machine: Machine) -> Plan:
             Choice("model", run.model, "convolutions before the tokens train faster than patches"),
             Choice("decoder", f"{run.decoder_depth} blocks", "as wide as the encoder; --decoder-depth, --decoder-dim"),
             Choice("epochs", str(run.epochs), "--minutes sets a time limit instead"),
-            Choice("batch", str(run.batch_size), "lines per step" if gpu else "small: minutes are for many steps"),
+            Choice(
+                "batch",
+                str(run.batch_size),
+                "lines per step" if gpu else "a small batch: more steps in as much time",
+            ),
             Choice("optimizer", f"muon, {run.lr:g}", "for the blocks of both networks, AdamW for the rest"),
             Choice("mirror", "no", _MIRRORED),
         ),

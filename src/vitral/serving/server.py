@@ -38,8 +38,8 @@ _LATE = 0.25
 """Seconds for requests of connections that were accepted before the listener closed."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, which does not listen yet; `VitralError` if the system refuses."""
+def bind(host: str, port: int, options: str = "--host or --port") -> socket.socket:
+    """A bound socket, which does not listen yet; `VitralError` if the system refuses, which names the `options`."""
     found = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -49,14 +49,13 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if found is not None:
             found.close()
-        raise _refused(f"{host}:{port}", error) from error
+        raise _refused(f"{host}:{port}", error, options) from error
     return found
 
 
-def _refused(where: str, error: OSError) -> VitralError:
-    return VitralError(
-        "cannot listen", where=where, why=error.strerror, hint="choose another --host or --port; 0 takes a free port"
-    )
+def _refused(where: str, error: OSError, options: str) -> VitralError:
+    hint = f"choose another {options}; port 0 takes a free one"
+    return VitralError("cannot listen", where=where, why=error.strerror, hint=hint)
 
 
 def address(bound: socket.socket) -> str:
@@ -102,7 +101,7 @@ def serve_on(
     try:
         bound.listen(BACKLOG)
     except OSError as error:  # another process bound the port, too, and was first
-        raise _refused(address(bound), error) from error
+        raise _refused(address(bound), error, "--host or --port") from error
     with _for_serving():
         server.run([bound])
     code = 130 if server.interrupted else 0

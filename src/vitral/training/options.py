@@ -90,7 +90,7 @@ class Run:
     val_fraction: float | None = option(
         None,
         "fraction of the training images to set aside for validation, if there is no val split; 0 validates on "
-        "the test images",
+        "the test images, if there are any",
     )
     train_share: float = option(1.0, "random fraction of the training images to use")
     stratified: bool = option(
@@ -134,7 +134,7 @@ class Run:
         "Pico/2",
         "network: Ti/16 (size Ti, patches of 16 pixels), C+Micro/8 (with a convolutional stem), a name from "
         "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION. It starts from random weights, unless --init "
-        "or the built-in model has trained ones (default: the network of --init, or chosen by the recipe)",
+        "or the built-in model provides trained ones (default: the network of --init, or chosen by the recipe)",
     )
     init: str | None = option(
         None,

@@ -69,6 +69,10 @@ class RunFolder:
     def _accepting(self) -> str:
         return f"if you changed it on purpose, vitral verify {shlex.quote(str(self.path))} --accept"
 
+    def next_free(self) -> str:
+        """Return the first path of this name with a number that does not exist: `runs/photos-2`."""
+        return next(path for n in range(2, 10_000) if not RunFolder(path := f"{self.path}-{n}").exists())
+
     def exists(self) -> bool:
         """True if the folder has files that a new run would overwrite.
 

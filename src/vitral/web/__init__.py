@@ -16,9 +16,16 @@ SERVER: Mapping[str, str] = {**SHARED, "source.js": "server.js"}
 BROWSER: Mapping[str, str] = {
     **SHARED,
     "source.js": "browser.js",
-    **{name: name for name in ("worker.js", "upright.js")},
+    **{name: name for name in ("worker.js", "runtime.js", "decode.js", "upright.js")},
 }
 """File beside the page → its asset."""
+TEACH: Mapping[str, str] = {
+    **{name: name for name in ("page.css", "resize.js", "runtime.js", "decode.js", "upright.js")},
+    **{name: f"teach/{name}" for name in ("teach.css", "main.js", "store.js", "classes.js", "camera.js", "answer.js")},
+    **{name: f"teach/{name}" for name in ("measure.js", "project.js", "kept.js", "asking.js", "eyes.js", "tutor.js")},
+    **{name: f"teach/{name}" for name in ("probe.js", "lbfgs.js", "figures.js", "near.js", "elements.js")},
+}
+"""File beside the page of `vitral label --export` → its asset."""
 
 LABEL: Mapping[str, str] = {
     "/": "label/page.html",
@@ -57,8 +64,16 @@ def page(*, title: str = "vitral", served: bool, csp: str = "", example: str = "
     """The page as HTML. `served` by a server it can ask for a token and links the API; `csp` is its policy if no header
     has it; `example` is a file beside it to try.
     """
+    return _rendered("page.html.jinja", title=title, served=served, csp=csp, example=example)
+
+
+def teaching_page(csp: str, version: str) -> str:
+    """The page of `vitral label --export` as HTML; `csp` is its policy, and `version` that of vitral."""
+    return _rendered("teach/page.html.jinja", csp=csp, version=version)
+
+
+def _rendered(name: str, **values: object) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    template = environment.from_string(text("page.html.jinja"))
-    return template.render(title=title, served=served, csp=csp, example=example)
+    return environment.from_string(text(name)).render(**values)

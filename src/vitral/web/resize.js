@@ -3,10 +3,21 @@
 // PyTorch resizes bytes as sums of pixels times rounded weights, first along rows, then along columns; each pass rounds
 // to a byte. src/vitral/export/graph.py has the same arithmetic for an ONNX graph.
 
+/** @typedef {{ support: number, weight: (distance: number) => number }} Filter */
+/** @typedef {{ first: number, weights: Float64Array }} Tap of one result: its first pixel, and the weights from there. */
+/** @typedef {{ taps: (Tap | null)[], unit: number }} Axis */
+/** @typedef {{ size: number, start: number }} Placed */
+/** @typedef {{ image_size: [number, number], channels: number, interpolation: string, resize: string, center: string,
+ *   resize_size: [number, number] | null, crop_fraction: number, mean: number[] }} Preprocessing */
+/** @typedef {Uint8ClampedArray | Uint8Array} Bytes */
+
+/** @param {number} x */
 const cubic = (x) => (x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0);
+/** @param {number} x */
 const sinc = (x) => (x === 0 ? 1 : Math.sin(Math.PI * x) / (Math.PI * x));
 
-/** Interpolation → half of its width, in pixels of the smaller image, and the weight at a distance. */
+/** Interpolation → half of its width, in pixels of the smaller image, and the weight at a distance.
+ * @type {Record<string, Filter>} */
 export const FILTERS = {
   bilinear: { support: 1, weight: (x) => Math.max(1 - x, 0) },
   bicubic: { support: 2, weight: cubic },
@@ -14,7 +25,9 @@ export const FILTERS = {
 };
 
 /** Weights that resize an axis from `length` to `size` pixels: for each result from `start` on the first pixel and the
- * weights from there, which sum to 1; null outside of the image. */
+ * weights from there, which sum to 1; null outside of the image.
+ * @param {number} length @param {number} size @param {number} start @param {number} wanted @param {Filter} filter
+ * @returns {(Tap | null)[]} */
 export function weights(length, size, start, wanted, { support, weight }) {
   const scale = length / size;
   const stretch = Math.max(scale, 1);
@@ -32,7 +45,9 @@ export function weights(length, size, start, wanted, { support, weight }) {
 }
 
 /** The uint8 (channels, height, width) that the network expects, of an image of `width` × `height` pixels.
- * `strip(top, count)` gives RGBA of some rows: a large photograph is never in memory as a whole. */
+ * `strip(top, count)` gives RGBA of some rows: a large photograph is never in memory as a whole.
+ * @param {number} width @param {number} height @param {(top: number, count: number) => Bytes} strip
+ * @param {Preprocessing} preprocessing */
 export function prepare(width, height, strip, preprocessing) {
   const [tall, wide] = preprocessing.image_size;
   const { channels } = preprocessing;
@@ -44,6 +59,8 @@ export function prepare(width, height, strip, preprocessing) {
   return alongColumns(narrow, preprocessing, down, across.taps);
 }
 
+/** @param {number} width @param {number} height @param {(top: number, count: number) => Bytes} strip
+ * @param {number} channels @param {Axis} across @param {{ first: number, end: number }} rows */
 function alongRows(width, height, strip, channels, { taps, unit }, { first, end }) {
   const wide = taps.length;
   const planes = Array.from({ length: channels }, () => new Uint8Array((end - first) * wide));
@@ -69,6 +86,8 @@ function alongRows(width, height, strip, channels, { taps, unit }, { first, end 
   return { planes, first, wide };
 }
 
+/** @param {{ planes: Uint8Array[], first: number, wide: number }} narrow @param {Preprocessing} preprocessing
+ * @param {Axis} down @param {(Tap | null)[]} columns */
 function alongColumns({ planes, first, wide }, { channels, resize, mean }, { taps, unit }, columns) {
   const tall = taps.length;
   const result = new Uint8Array(channels * tall * wide);
@@ -94,7 +113,8 @@ function alongColumns({ planes, first, wide }, { channels, resize, mean }, { tap
   return result;
 }
 
-/** Weights as whole numbers, of which `unit` represents 1: the largest one fills 16 bits. */
+/** Weights as whole numbers, of which `unit` represents 1: the largest one fills 16 bits.
+ * @param {number} length @param {Placed} placed @param {number} wanted @param {Filter} filter @returns {Axis} */
 function inUnits(length, { size, start }, wanted, filter) {
   const taps = weights(length, size, start, wanted, filter);
   const largest = [...taps, ...weights(length, size, 0, 1, filter)]
@@ -107,15 +127,18 @@ function inUnits(length, { size, start }, wanted, filter) {
   return { taps, unit };
 }
 
-/** The pixels of an axis that results read. */
+/** The pixels of an axis that results read.
+ * @param {(Tap | null)[]} taps */
 function used(taps) {
-  const inside = taps.filter(Boolean);
+  const inside = taps.filter((tap) => tap !== null);
   return { first: inside[0].first, end: Math.max(...inside.map((tap) => tap.first + tap.weights.length)) };
 }
 
+/** @param {number} sum @param {number} unit */
 const toByte = (sum, unit) => Math.min(Math.max(Math.floor(sum / unit + 0.5), 0), 255);
 
-/** Luma as Pillow computes it, in place of red. */
+/** Luma as Pillow computes it, in place of red.
+ * @param {Bytes} rgba */
 function toGray(rgba) {
   for (let i = 0; i < rgba.length; i += 4) {
     rgba[i] = (rgba[i] * 19595 + rgba[i + 1] * 38470 + rgba[i + 2] * 7471 + 0x8000) >> 16;
@@ -124,7 +147,8 @@ function toGray(rgba) {
 
 // ---- sizes, as in Preprocessing.geometry
 
-/** Round half to even, as Python does. */
+/** Round half to even, as Python does.
+ * @param {number} x */
 export function even(x) {
   const below = Math.floor(x);
   if (x - below !== 0.5) return Math.round(x);
@@ -132,7 +156,8 @@ export function even(x) {
 }
 
 /** For rows and columns the size of the whole image when resized, and the start of the network's input in it, negative
- * where it is padded. */
+ * where it is padded.
+ * @param {Preprocessing} own @param {number} height @param {number} width @returns {Placed[]} */
 export function placed(own, height, width) {
   const lengths = [height, width];
   if (!own.resize_size && height === own.image_size[0] && width === own.image_size[1]) {
@@ -146,6 +171,7 @@ export function placed(own, height, width) {
   });
 }
 
+/** @param {Preprocessing} own @param {number[]} lengths @returns {number[]} */
 function sizes(own, lengths) {
   const [height, width] = lengths;
   if (own.resize === "stretch") return own.resize_size || own.image_size;

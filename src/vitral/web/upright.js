@@ -2,7 +2,8 @@
 
 const ORIENTATION = 0x0112; // EXIF 2.32, 4.6.4 A
 
-/** EXIF orientation of a WebP file, 1 to 8; 0 for other files, which the browser turns itself. */
+/** EXIF orientation of a WebP file, 1 to 8; 0 for other files, which the browser turns itself.
+ * @param {Uint8Array} bytes */
 export function orientation(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   if (bytes.length < 12 || text(view, 0) !== "RIFF" || text(view, 8) !== "WEBP") return 0;
@@ -14,7 +15,8 @@ export function orientation(bytes) {
   return 1;
 }
 
-/** The value of the tag in EXIF data; 1 if it is missing or damaged. */
+/** The value of the tag in EXIF data; 1 if it is missing or damaged.
+ * @param {Uint8Array} exif */
 function tag(exif) {
   const start = exif.length > 6 && exif[0] === 0x45 && exif[4] === 0 ? 6 : 0; // some write "Exif\0\0" before it
   const view = new DataView(exif.buffer, exif.byteOffset + start, exif.length - start);
@@ -32,11 +34,14 @@ function tag(exif) {
   return 1;
 }
 
+/** @param {DataView} view @param {number} at */
 const text = (view, at) => String.fromCharCode(...[0, 1, 2, 3].map((k) => view.getUint8(at + k)));
 
-/** Size of the upright image, and the matrix that draws pixels (width × height) upright. */
+/** Size of the upright image, and the matrix that draws pixels (width × height) upright.
+ * @param {number} turn @param {number} width @param {number} height */
 export function upright(turn, width, height) {
-  const matrix = {
+  /** @type {Record<number, number[]>} */
+  const matrices = {
     2: [-1, 0, 0, 1, width, 0],
     3: [-1, 0, 0, -1, width, height],
     4: [1, 0, 0, -1, 0, height],
@@ -44,6 +49,7 @@ export function upright(turn, width, height) {
     6: [0, 1, -1, 0, height, 0],
     7: [0, -1, -1, 0, height, width],
     8: [0, -1, 1, 0, 0, width],
-  }[turn] ?? [1, 0, 0, 1, 0, 0];
+  };
+  const matrix = matrices[turn] ?? [1, 0, 0, 1, 0, 0];
   return { width: turn >= 5 ? height : width, height: turn >= 5 ? width : height, matrix };
 }

@@ -18,7 +18,7 @@ from vitral.errors import RunError, UsageError, WeightsError, empty, nearest, un
 from vitral.folders import is_run
 from vitral.model import ModelConfig, Network, ViTConfig, network
 from vitral.model.settings import SWITCHES
-from vitral.weights import class_names, fitted, native
+from vitral.weights import class_names, fitted, native, project
 from vitral.weights import in_memory as modules
 from vitral.weights.formats import FORMATS, detect, has_format, huggingface_code
 from vitral.weights.formats.format import Format
@@ -81,13 +81,14 @@ def read(
     """Read weights of any known format.
 
     `reference` is a run folder, a file, a folder in a hub's layout, `timm:NAME`, `hf:ORG/NAME`, or `backbone` or `demo`
-    in the package; or a network in memory of timm, torchvision, transformers or vitral, whose fp32 tensors on the CPU
-    are used without a copy. `image_size`, `patch_size`, `channels` and `classes` are new values; `scheme` resizes
-    positions (default: that of the weights' origin). `format`, `heads` and `like` (`timm:NAME`, an architecture) state
-    what no file states, `weights_key` the prefix of the network in a file that holds several,
-    `class_order` the order of classes without names (`natural`, `text`, or a file), and `levels` black and white of
-    images with more than 8 bits. `classes` is a number, or the names of the classes of weights that state none, such as
-    those of a network in memory: a head that was replaced there is accepted with as many names as it has outputs.
+    in the package; a project that was taught in a browser; or a network in memory of timm, torchvision, transformers or
+    vitral, whose fp32 tensors on the CPU are used without a copy. `image_size`, `patch_size`, `channels` and `classes`
+    are new values; `scheme` resizes positions (default: that of the weights' origin). `format`, `heads` and `like`
+    (`timm:NAME`, an architecture) state what no file states, `weights_key` the prefix of the network in a file that
+    holds several, `class_order` the order of classes without names (`natural`, `text`, or a file), and `levels` black
+    and white of images with more than 8 bits. `classes` is a number, or the names of the classes of weights that state
+    none, such as those of a network in memory: a head that was replaced there is accepted with as many names as it has
+    outputs.
 
     Raises `WeightsError` for weights that are damaged, unknown or do not fit, for `format`, `heads` or `like` that
     contradict a file, and for values that are not finite, unless `allow_non_finite`; `UsageError` for another number of
@@ -106,6 +107,10 @@ def read(
     source = dataclasses.replace(source, where=str(reference))
     if "vitral" in source.metadata:
         loaded = _native(path, source, pinned)
+        check_own(loaded.weights.config, source.where, format, heads, like)
+        stated.refuse_for_whole(source.where)
+    elif project.is_project(source.metadata):
+        loaded = project.load(source, pinned)
         check_own(loaded.weights.config, source.where, format, heads, like)
         stated.refuse_for_whole(source.where)
     elif (header := huggingface_code.header(source.config)) is not None:
@@ -215,7 +220,7 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
             "not a run folder",
             where=path,
             why="it contains neither a run nor weights",
-            hint="give the run first, and then images: vitral predict runs/NAME IMAGE",
+            hint="name a run folder or a weights file, such as runs/photos",
         )
     if not path.exists():
         raise WeightsError("no such run or weights", where=path, why=_nearest(path), hint=_KINDS)

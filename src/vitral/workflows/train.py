@@ -74,8 +74,8 @@ def train(
         resume: Continue the stopped run in `out`. On a CPU, the result is bit-identical to a run without a stop.
         overwrite: Replace an existing run.
         quiet: Print nothing.
-        callbacks: Objects that follow the run, after the trackers of `log`. A run does not store them: pass them again
-            to resume.
+        callbacks: Objects whose methods are called during the run, after the trackers that `log` adds. A run does not
+            store them: pass them again to resume.
         began: Start of the time limit `minutes`, as a value of `time.monotonic()`; the limit then covers planning and
             the report, too. By default, it covers training and validation.
         options: Fields of `vitral.Run`, which are listed below. The folder `out` is by default runs/NAME.

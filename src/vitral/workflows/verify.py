@@ -165,11 +165,20 @@ def _run(folder: RunFolder) -> Iterator[Checked]:
         yield from _export(record.parent)
 
 
+_EXPORTING = {
+    "vitral export": "vitral export RUN --to TARGET --overwrite",
+    "vitral label": "vitral label --export {folder} --overwrite",
+}
+"""Writer of an export → its command."""
+
+
 def _export(folder: Path) -> Iterator[Checked]:
     """Check the record of an export, then each of its files; earlier records state no digests of these."""
-    again = "export it again: vitral export RUN --to TARGET --overwrite"
+    again = "export it again with --overwrite"
     try:
         about = read_json(folder / EXPORT)
+        if command := _EXPORTING.get(about.get("written by")):
+            again = f"export it again: {command.format(folder=shlex.quote(str(folder)))}"
         files, digests = list(map(str, about["files"])), dict(about.get("sha256", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield Checked(str(folder / EXPORT), "damaged", str(error), again)

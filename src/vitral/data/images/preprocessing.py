@@ -54,8 +54,8 @@ class Preprocessing:
     - `stretch`: resize to `image_size`, as in the authors' evaluation;
     - `crop`: resize the short side to `image_size / crop_fraction`, then cut out the center;
     - `letterbox`: resize the long side to fit, and fill the rest with the mean;
-    - `native`: keep the aspect ratio and, if the image fits into `image_size`, about its size, in whole multiples of
-      `multiple` (height, width).
+    - `native`: keep the aspect ratio. Images larger than `image_size` are reduced to fit. Height and width are rounded
+      to multiples of `multiple` (height, width).
 
     The pixels are scaled to 0..1 first. `mean` and `std` apply to these values, one number per channel.
 
@@ -64,8 +64,8 @@ class Preprocessing:
     `image_size` is cropped, with padding (black, or the mean for `letterbox`) if a side is too short. With
     `resize_size`, images that already have `image_size` are resized, too; without it they are left alone. `center`
     rounds the offset of the center crop: `round` half to even (torchvision, timm) or `floor` (Hugging Face).
-    `levels` are the floats, or the 16- and 32-bit integers of gray images, that are black and white. None means
-    0 and 65535 for integers; for floats, 0 and 1, or 0 and 255, by the values of each image.
+    `levels` are the pixel values that mean black and white, in images of floats and in gray images of 16 or 32 bits.
+    None means 0 and 65535 for integers; for floats, 0 and 1, or 0 and 255, by the values of each image.
 
     Example:
         preprocessing = vitral.Preprocessing((64, 64), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -128,7 +128,8 @@ class Preprocessing:
     def at(self, image_size: tuple[int, int]) -> Preprocessing:
         """Adapt to another image size; the center crop keeps its share of the image.
 
-        A `resize_size` of `floor(image_size / crop_fraction)`, as timm defines it, stays so; any other is scaled.
+        If `resize_size` is `floor(image_size / crop_fraction)`, as in timm, it is computed again for the new size. Any
+        other `resize_size` is scaled.
         """
         if self.resize_size is None:
             return dataclasses.replace(self, image_size=image_size)
@@ -169,8 +170,9 @@ class Preprocessing:
         return _on_color(self.resized(image, inner), self.image_size, (top, left), self.mean_color)
 
     def own_size(self, height: int, width: int, most: tuple[int, int] | None = None) -> tuple[int, int]:
-        """Size of an image of these sides with `native`: reduced to fit into `most` (by default `image_size`), in whole
-        multiples.
+        """Return the size to which `native` resizes an image of this height and width.
+
+        It is reduced to fit into `most` (default: `image_size`) and rounded to multiples of `multiple`.
         """
         limits = most or self.image_size
         scale = min(1.0, limits[0] / height, limits[1] / width)
@@ -224,7 +226,7 @@ class Preprocessing:
     def standardize(self, images: Tensor) -> Tensor:
         """Convert uint8 (B, C, H, W) to float32: (x/255 - mean) / std.
 
-        Raises `UsageError` for images of their own sizes, which are no batch: `own_sizes` returns each.
+        Raises `UsageError` with `resize="native"`: images of different sizes form no batch. Use `own_sizes` instead.
         """
         if self.native:
             why = "the network takes images of their own sizes, packed into sequences (--pack)"

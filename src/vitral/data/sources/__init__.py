@@ -67,8 +67,8 @@ def load(
     """Load labeled images; no image is decoded yet.
 
     A table may also have several labels per image (`labels`) or numbers (`numbers`). vitral infers the task from the
-    columns, or you state it as `wanted`. For texts, you must state it, because their files look like others
-    (`vitral.data.sources.lines`).
+    columns, or you state it as `wanted`. For texts, you must state it, because a table of texts looks like a table of
+    classes (`vitral.data.sources.lines`).
 
     Args:
         data: A folder of class folders (with or without train, val, test above them), a folder of IDX files, a `.csv`

@@ -60,6 +60,6 @@ def _refusal(files: Files) -> DataError:
         "images without class folders",
         where=files.where,
         why=_unlabeled(images),
-        hint="move the images into one folder per class, such as DATA/cat/1.jpg, or write a .csv with the columns "
-        "file,label; vitral label labels images in the browser",
+        hint="move the images into one folder per class, such as DATA/cat/1.jpg; write a .csv with the columns "
+        "file,label; or sort them in the browser with vitral label",
     )

@@ -214,7 +214,7 @@ class Table:
             why=f"columns found: {some(self.header, 8) or 'none'}",
             hint="--task text, to read the text in images; or call the column of the classes label"
             if texts
-            else f"in the first line, call the {kind} column {either(COLUMNS.get(kind, TEXT_COLUMNS)[:5])}",
+            else f"name the {kind} column {either(COLUMNS.get(kind, TEXT_COLUMNS)[:5])} in the first line",
         )
 
     def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[object]], list[str]]:

@@ -89,8 +89,9 @@ class Inspection(Described):
         if self.attention is not None:
             one = self.attention
             lines.append(
-                f"distance  heads look {np.nanmin(one.distance):.1f} to {np.nanmax(one.distance):.1f} px far"
-                f" (all patches alike {one.uniform:.1f}, own patch and neighbors {one.local:.1f}); {self.source}"
+                f"distance  mean attention distance of the heads: {np.nanmin(one.distance):.1f} to"
+                f" {np.nanmax(one.distance):.1f} px ({one.uniform:.1f} for uniform attention, {one.local:.1f} for a"
+                f" patch and its neighbors); {self.source}"
             )
             used = one.entropy_share
             lines.append(f"entropy   {np.nanmin(used):.0%} to {np.nanmax(used):.0%} of the largest, ln {one.keys}")
@@ -213,8 +214,8 @@ def _filters(found: PatchFilters) -> Panel | None:
     caption = (
         f"{count} components explain {share:.0%} of the variance of the {len(found.kernels)} kernels {what}. The first"
         f" component explains {found.explained[0]:.0%}, against {random:.0%} for random kernels{verdict}. Mid-gray is"
-        " zero; each component is scaled separately. Trained patches have smooth shapes, from brightness and color to"
-        " stripes."
+        " zero; each component is scaled separately. The filters of a trained network are smooth: the first ones show"
+        " brightness and color, later ones stripes."
     )
     title = f"{'First' if _convolved(found) else 'Patch'} filters: principal components"
     return Panel("filters", title, caption, lambda t: drawing.filters(found, t))
@@ -229,13 +230,13 @@ def _kernels(found: PatchFilters) -> Panel:
     count = min(len(found.kernels), 128)
     shown = f"All {count} kernels" if count == len(found.kernels) else f"The {count} largest of {len(found.kernels)}"
     what, where = (
-        ("channel of what the next layer reads", "image")
+        ("channel of the input of the next layer", "image")
         if _convolved(found)
-        else ("number of a patch's token", "patch")
+        else ("number of the token of a patch", "patch")
     )
     caption = (
-        f"{shown}, the largest first, each scaled on its own. One kernel is one {what}: where the {where} has the"
-        " kernel's pattern, the number is large."
+        f"{shown}, the largest first, each scaled on its own. Each kernel computes one {what}. The result is"
+        f" large where the {where} looks like the kernel."
     )
     return Panel("kernels", "The kernels themselves", caption, lambda t: drawing.kernels(found, t))
 
@@ -250,8 +251,8 @@ def _positions(found: PositionSimilarity) -> Panel | None:
         "sincos": "These positions are computed, not learned, so this image is the same for every network of this"
         " grid and width: neighbors are similar, and so are patches of the same row or column.",
         "rotary": "These positions rotate queries and keys instead of being added. This image is computed, and the"
-        " same for every network of this grid and head width. It shows the fraction of its score that an equal key"
-        " keeps at that position.",
+        " same for every network of this grid and head width. It shows how much of the attention score remains if"
+        " an equal key is at that position: 1 is all of it.",
     }
     caption = (
         "Each small map belongs to one patch of the image, and is drawn at its place. Colors show the similarity of"
@@ -286,8 +287,8 @@ def _entropy(found: AttentionDistance) -> Panel:
     caption = (
         "How widely heads spread their attention, at any distance: 0 is all weight on one patch, the upper dashed line"
         f" (ln {found.keys} = {np.log(found.keys):.2f} nats) is uniform attention. Heads use {np.nanmin(share):.0%} to"
-        f" {np.nanmax(share):.0%} of that range here. A far and narrow head looks for one thing; a far and wide"
-        " head averages the image."
+        f" {np.nanmax(share):.0%} of that range here. A head with a long distance and low entropy attends to a"
+        " few distant patches. A head with a long distance and high entropy averages the image."
     )
     return Panel("entropy", "Attention entropy", caption, lambda t: drawing.entropy(found, t))
 
@@ -318,7 +319,7 @@ def _likeness(found: Likeness) -> Panel:
         " a dark step is a layer that changes the representation. "
         f"{found.measure[0].upper()}{found.measure[1:]}, {found.images} images in batches of {found.batch}."
     )
-    return Panel("likeness", "Likeness of layers (CKA)", caption, lambda t: drawing.likeness(found, t))
+    return Panel("likeness", "Similarity of layers (CKA)", caption, lambda t: drawing.likeness(found, t))
 
 
 def _heads(found: HeadMaps, image: np.ndarray) -> Panel:

@@ -1,4 +1,5 @@
-// What a person takes home of a trained network: its folder, a table of predictions, a web page, ONNX.
+// What a person takes home: of a trained network its folder, a table of predictions, a web page, ONNX; and at any time
+// a page on which other people teach the same classes.
 
 import * as api from "./api.js";
 import { byId, element } from "./dom.js";
@@ -10,7 +11,9 @@ const KINDS = {
   table: ["Table of predictions", "for the images without a label"],
   web: ["Web page", "on which the network runs in the browser of a visitor"],
   onnx: ["ONNX", "for other programs"],
+  teach: ["Teaching page", "on which other people teach these classes with their own images"],
 };
+const WITHOUT_RUN = "teach";
 
 export class Home {
   /** @param {(asked: Promise<import("./api.js").Training>) => void} follow draws the answer to a request. */
@@ -20,10 +23,11 @@ export class Home {
 
   /** @param {import("./api.js").Training} run */
   draw(run) {
-    byId("home").hidden = !run.finished;
+    byId("home-trained").hidden = !run.finished;
     byId("home-run").textContent = run.finished;
     const focused = document.activeElement?.getAttribute("data-kind");
-    byId("home-list").replaceChildren(...Object.entries(KINDS).map(([kind, words]) => this.row(kind, words, run.home[kind])));
+    const kinds = Object.entries(KINDS).filter(([kind]) => run.finished || kind === WITHOUT_RUN);
+    byId("home-list").replaceChildren(...kinds.map(([kind, words]) => this.row(kind, words, run.home[kind])));
     const again = focused && byId("home-list").querySelector(`[data-kind="${focused}"]`);
     if (again instanceof HTMLElement) again.focus();
   }

@@ -120,7 +120,7 @@ class LabelCheck:
                 "None can be called wrong: the features hardly tell these classes apart (--init timm:NAME uses others)"
             )
         if wrong:
-            called = f"{wrong:,} of {len(self.places):,} labels are likely wrong"
+            called = f"{wrong:,} of {len(self.places):,} labels {'is' if wrong == 1 else 'are'} likely wrong"
             in_all = f"and about {self.estimate.errors:,} in all"
             return f"{called}; about {expected:,} of the {len(found):,} shown are, {in_all}"
         if expected:
@@ -159,11 +159,13 @@ class LabelCheck:
         for name in ("image", "label", "suggested", "probability", "wrong"):
             right = name in ("probability", "wrong")
             rows.add_column(name, justify="right" if right else "left", overflow="fold")
+        several = len({place.split for place in self.places}) > 1
         for one in shown:
-            name = f"{one.place.split}: {one.place.name}"
+            name = f"{one.place.split}: {one.place.name}" if several else one.place.name
             doubt = "?" if self.is_weak else f"{one.doubt:.0%}"
             rows.add_row(Text(name), Text(one.place.label), Text(one.suggested), f"{one.probability:.0%}", doubt)
         console.print(rows)
+        console.print("probability: of the suggested class. wrong: the probability that the label is wrong.")
         if rest := len(found) - len(shown):
             console.print(f"… {rest:,} more that are likely wrong; --write fixed.csv has all images, in this order")
         if self.least_alike:

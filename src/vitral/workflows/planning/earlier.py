@@ -1,16 +1,20 @@
-"""The earlier run on the same data, whose held-out images a new run keeps, so that both can be compared."""
+"""The earlier run on the same images, whose held-out images a new run keeps, so that both can be compared.
+
+The data of both are one folder or file, or one is a table of the images of the other, as `vitral label` writes it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitral.data import DataSet
-from vitral.data.same import find
+from vitral.data import DataSet, Split
+from vitral.data.dataset import relative_names
+from vitral.data.same import Identity, find, short_name
 from vitral.errors import RunError
 from vitral.folders import is_run, same_path
 from vitral.pretraining.methods import METHODS
@@ -28,13 +32,15 @@ _ALIKE = ("model", "image_size", "batch_size", "minutes", "recipe", "precision")
 """Options on which the number of epochs that fit into a time depends."""
 _LATEST = 50
 """Finished runs that are looked at."""
+_SAME = 0.5
+"""Share of the held-out images of a run that other data must contain to be of the same images."""
 _MOST_GROWTH = 0.1
 """Share by which the number of training images may differ for the same number of epochs."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """A finished run on the same data."""
+    """A finished run on the same images."""
 
     folder: Path
     plan: Plan
@@ -58,7 +64,7 @@ class Earlier:
 
 
 def find_earlier(given: Mapping[str, Any], dataset: DataSet, folder: str, run: Run) -> Earlier | None:
-    """Return the latest finished run on this data beside `folder`; None if there is none with held-out images.
+    """Return the latest finished run on these images beside `folder`; None if there is none with held-out images.
 
     None as well with options that ask for a split of its own, for data with validation images, and for data by name.
     """
@@ -78,15 +84,49 @@ def find_earlier(given: Mapping[str, Any], dataset: DataSet, folder: str, run: R
 
 
 def _read(folder: RunFolder, dataset: DataSet) -> Earlier | None:
-    """Return a run if it began with this data, and cut its validation images from them."""
+    """Return a run if it began with these images, and cut its validation images from them."""
     plan = folder.read_plan()
-    data, task = plan.located("data"), dataset.targets.task
     cuts = plan.fingerprint is not None and plan.fingerprint.cuts_validation
-    if not cuts or plan.run.task != task or not same_path(data, dataset.source):
+    if not cuts or plan.run.task != dataset.targets.task:
         return None
     record = folder.read_held_out()
     if record is None or "val" not in record.splits:
         return None
+    data, held, train = plan.located("data"), record.splits["val"].images, dataset["train"]
+    is_source = same_path(data, dataset.source)
+    if not is_source and not (_has_table(data, dataset.source) and _shares_names(held, train)):
+        return None
     result = folder.read_result()
-    kept = sorted(find(record.splits["val"].images, dataset["train"]).values())
+    kept = sorted(find(held, train).values())
+    if not is_source and len(kept) < _SAME * len(held):
+        return None
     return Earlier(folder.path, plan, str(result["device"]), int(result["images"]["train"]), tuple(kept))
+
+
+def trained_on_held_out(folder: RunFolder, dataset: DataSet) -> bool:
+    """True if a run was trained on images that this data holds out, in a table or folder of the same images.
+
+    The run recorded the names of its training images, and the content of those that it held out. Of these, one must be
+    here, since other data may have the same names.
+    """
+    record = None
+    with suppress(RunError):  # weights load without it
+        record = folder.read_held_out()
+    if record is None:
+        return False
+    held = [name for part, split in dataset.splits.items() if part != "train" for name in relative_names(split.names)]
+    if set(record.trained).isdisjoint(map(short_name, held)):
+        return False
+    images = [one for split in record.splits.values() for one in split.images]
+    return any(find(images, split) for split in dataset.splits.values())
+
+
+def _has_table(*places: str) -> bool:
+    """True if one of these places is a file."""
+    return any(os.path.isfile(os.path.expanduser(place)) for place in places)
+
+
+def _shares_names(held: Sequence[Identity], split: Split) -> bool:
+    """True if enough images have the same class folder and name: a fast look, before any of them is read."""
+    there = {short_name(name) for name in relative_names(split.names)}
+    return sum(short_name(one.name) in there for one in held) >= _SAME * len(held)

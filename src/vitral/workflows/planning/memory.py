@@ -106,7 +106,7 @@ def fit_memory(draft: Draft) -> Draft:
     least = -(-batch // most)
     parts = next((n for n in range(least, 2 * least) if batch % n == 0), least)  # equal, but not tiny
     size, count = batch // parts, run.accumulate * parts
-    takes = f"{batch} images need about {memory_size(held + batch * image)} of {memory_size(total)}"
+    takes = f"{batch} images need about {memory_size(held + batch * image)}, and {memory_size(total)} are available"
     if draft.given.keys() & {"batch_size", "accumulate", "graphs"}:
         why = f"{takes}; --batch-size {size} --accumulate {count} needs less"
         return draft.change(Choice("memory", "may not suffice", why))

@@ -155,7 +155,7 @@ def _changes_of(loaded: Loaded) -> str:
     """Describe what was changed in the weights; for the built-in model in words that need no names of tensors."""
     account = loaded.account
     if built_in(loaded.reference) and account.fresh and "resized" not in account.counts():
-        return "numbers of tensors; only the last layer, the head, is new, because your classes are different"
+        return "tensors (arrays of weights); only the last layer, the head, is new, because your classes are different"
     return "; ".join(account.highlights())
 
 

@@ -64,7 +64,10 @@ def pack_images(draft: Draft) -> Draft:
     _check(draft)
     _refuse_others("--pack", given, _PACKED, "images of different sizes are packed into sequences")
     patch = _patch(draft)
-    why = f"up to {format_value(run.size)} pixels, in whole patches of {format_value(patch)}; none attends to another"
+    why = (
+        f"up to {format_value(run.size)} pixels, in whole patches of {format_value(patch)}; images of one sequence do "
+        "not attend to each other"
+    )
     drawn = f"; the longest side drawn from {run.pack_min_size} on" if run.pack_min_size else ""
     choices = [Choice("pack", f"images of their own aspect and size{drawn}", why)]
     if run.pack_drop:
@@ -119,7 +122,10 @@ def flex_patches(draft: Draft) -> Draft:
         what = f"images of {run.size[0]}×{run.size[1]} pixels have no whole patches of {bad[0]}"
         raise UsageError(what, hint=f"--image-size {fitting}")
     shown = " ".join(map(str, sizes))
-    why = f"one drawn for each batch; weights are kept at {config.patch[0]} (FlexiViT, arXiv 2212.08013)"
+    why = (
+        "each batch uses one of these sizes, drawn at random; the weights are stored for patches of "
+        f"{config.patch[0]} pixels (FlexiViT, arXiv 2212.08013)"
+    )
     return draft.change(Choice("patch sizes", shown, why), patch_sizes=sizes, **_FLEXIBLE)
 
 

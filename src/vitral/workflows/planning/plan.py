@@ -20,6 +20,7 @@ from vitral.data.checks.groups import near_held_out, near_sets, with_near
 from vitral.data.checks.validate import drop_unopened, readable, sample_unreadable
 from vitral.data.images.depth import leveled
 from vitral.data.images.preprocessing import Preprocessing
+from vitral.data.label_table import labels_beside
 from vitral.data.sources.unlabeled import load_images
 from vitral.data.targets import TEXT, Labeling, targets_of
 from vitral.device import Machine, choose, cpu_threads
@@ -52,7 +53,7 @@ from vitral.workflows.planning.compute import (
     whiten,
 )
 from vitral.workflows.planning.draft import Draft, Step, format_value
-from vitral.workflows.planning.earlier import SPLIT_OPTIONS, find_earlier
+from vitral.workflows.planning.earlier import SPLIT_OPTIONS, find_earlier, trained_on_held_out
 from vitral.workflows.planning.job import Job
 from vitral.workflows.planning.memory import fit_memory
 from vitral.workflows.planning.network import (
@@ -312,20 +313,24 @@ def report_leak(draft: Draft) -> Draft:
         before = RunFolder(place).read_plan()
     except RunError:  # weights load without it
         return draft
-    known, run = before.fingerprint, before.run
-    if known is None or run.recipe in METHODS or not known.may_overlap(Fingerprint.of(draft.whole, draft.dataset)):
+    known, run, init = before.fingerprint, before.run, draft.given["init"]
+    if known is None or run.recipe in METHODS:
         return draft
+    if not known.may_overlap(Fingerprint.of(draft.whole, draft.dataset)):
+        if not trained_on_held_out(RunFolder(place), draft.dataset):
+            return draft
+        trained = f"{init} was trained on images that are held out here"
+        why = f"{trained}, so the accuracy would be too high. Use another --init"
+        return draft.change(Choice("leak", "yes", why))
     same = f"--split-seed {run.seed if run.split_seed is None else run.split_seed}"
     same += f" --val-fraction {run.val_fraction}" if run.val_fraction is not None else ""
-    why = (
-        f"{draft.given['init']} may have been trained on images that are held out here; {same} holds out the same ones"
-    )
+    why = f"{init} may have been trained on images that are held out here; {same} holds out the same images as {init}"
     return draft.change(Choice("leak", "possible", why))
 
 
 def report_source(draft: Draft) -> Draft:
     """Add a line with the notes of the source, such as images that it left out."""
-    notes = draft.whole.notes
+    notes = [*draft.whole.notes, *([] if draft.run.recipe in METHODS else labels_beside(draft.whole.source))]
     return draft.change(Choice("data", count(len(notes), "note"), "; ".join(notes))) if notes else draft
 
 
@@ -335,7 +340,7 @@ def report_depth(draft: Draft) -> Draft:
     """
     levels, depth = draft.run.levels, draft.stats.depth
     if depth is None:
-        why = "no sampled image is gray with more than 8 bits: it changes nothing"
+        why = "--levels has no effect, because no sampled image is a gray image with more than 8 bits"
         return draft if levels is None else draft.change(Choice("levels", _range(levels), why))
     if levels is None and (levels := depth.levels_of_floats(draft.whole.source)) is not None:
         return draft.change(Choice("levels", _range(levels), depth.note(levels)), levels=levels)

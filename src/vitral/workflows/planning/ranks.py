@@ -38,7 +38,7 @@ def choose_strategy(draft: Draft) -> Draft:
     fits = held <= SHARD_ABOVE * available
     why = "" if fits else _refusal(dataclasses.replace(run, strategy="fsdp"), draft.machine)
     if fits or why:
-        reason = f"{needs}; they stay whole: {why}" if why else needs
+        reason = f"{needs}; each rank keeps all of them: {why}" if why else needs
         return draft.change(Choice("strategy", "ddp", reason), strategy="ddp")
     name = _sharded(run, draft.machine, held, available)
     return draft.change(Choice("strategy", name, needs + _share(name, held)), strategy=name)
@@ -67,9 +67,9 @@ def _sharded(run: Run, machine: Machine, held: int, available: int) -> Sharded:
 def _share(name: str, held: int) -> str:
     """Describe a rank's part."""
     parts = parts_of(name, current())
-    where = {"hsdp": "; shared out within each machine, ", "offload": "; shared out in the CPU's memory, "}
+    where = {"hsdp": "; divided within each machine, ", "offload": "; divided in the CPU's memory, "}
     shared = parts > 1 or name == "offload"
-    return f"{where.get(name, '; shared out, ')}{memory_size(held / parts)} a rank" if shared else ""
+    return f"{where.get(name, '; divided among the ranks, ')}{memory_size(held / parts)} per rank" if shared else ""
 
 
 def _refusal(run: Run, machine: Machine) -> str:
@@ -121,7 +121,7 @@ def _unshared(draft: Draft) -> str:
         return "compiled steps of pretraining are not tested with several ranks"
     drops = any(getattr(config, name, 0.0) for name in ("dropout", "drop_path"))
     if run.pack and drops:
-        return "dropout acts on packed sequences, which depend on the images beside"
+        return "dropout acts on packed sequences, so it would depend on which images share a sequence"
     if run.recipe == "dino" and run.checkpointing and drops:
         return "blocks that are recomputed would draw other dropout for the views of dino"
     return ""

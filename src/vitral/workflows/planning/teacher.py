@@ -35,7 +35,7 @@ def keep_features(draft: Draft) -> Draft:
         return draft
     width = feature_teacher(draft.teacher, run, draft.machine).width()
     if not run.teacher_views:
-        return draft.change(Choice(NAME, f"{width:,}, in every step", "of new crops in each epoch"))
+        return draft.change(Choice(NAME, f"{width:,}, computed in every step", "because each epoch uses new crops"))
     views, cache = min(run.teacher_views, run.epochs), PixelCache()
     size, free = 2 * width * draft.images * views, cache.free_bytes
     room = "" if size < DISK_SHARE * free else f"{memory_size(size)} needed, {memory_size(free)} free in {cache.folder}"
@@ -45,7 +45,7 @@ def keep_features(draft: Draft) -> Draft:
         return draft.change(Choice(NAME, f"{width:,}, kept", where))
     if draft.given.get("teacher_views"):
         raise UsageError("the teacher's features cannot be kept", why=why, hint="--teacher-views 0")
-    return draft.change(Choice(NAME, f"{width:,}, in every step", why), teacher_views=0)
+    return draft.change(Choice(NAME, f"{width:,}, computed in every step", why), teacher_views=0)
 
 
 def seconds_of_teacher(job: Job) -> float:
@@ -66,7 +66,7 @@ def time_features(job: Job) -> Job:
     """Add the measured time to the line on the teacher's features."""
     each, images = seconds_of_teacher(job), len(job.dataset["train"])
     whole = views_of(job.run) * images * each / current().count
-    taken = f"about {duration(whole)} before the first step" if whole else f"{1e3 * each:.3g} ms an image"
+    taken = f"about {duration(whole)} before the first step" if whole else f"{1e3 * each:.3g} ms per image"
 
     def timed(choice: Choice) -> Choice:
         return dataclasses.replace(choice, reason=f"{choice.reason}; {taken}") if choice.name == NAME else choice

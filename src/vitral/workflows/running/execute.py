@@ -90,8 +90,7 @@ def finished(folder: RunFolder, console: Console) -> TrainedRun:
 
 def check_overwrite(folder: RunFolder, overwrite: bool, run: Run | None) -> None:
     if not overwrite:
-        free = next(f"{folder.path}-{n}" for n in range(2, 10_000) if not RunFolder(f"{folder.path}-{n}").exists())
-        hint = f"add --resume, --out {shlex.quote(free)} or --overwrite"
+        hint = f"add --resume, --out {shlex.quote(folder.next_free())} or --overwrite"
         raise RunError("the run folder already exists", where=folder.path, hint=hint)
     if not folder.is_run():
         why = "it is not a run folder"

@@ -102,7 +102,7 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
     rows, columns = grid_of(predictor.network, torch.empty(1, 1, *predictor.preprocessing.image_size, device="meta"))
     count = min(MISTAKES, int(forwards / method.passes(rows * columns)))
     if count < 1:
-        return [], "The network is too large for heat maps here within seconds."
+        return [], "There are no heat maps, because drawing them would take more than a few seconds with this network."
     explained, signed = [], False
     for mistake in mistakes[:count]:
         predicted, truth = predictor.classes.index(mistake.predicted), predictor.classes.index(mistake.label)

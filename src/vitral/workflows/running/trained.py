@@ -87,7 +87,7 @@ class TrainedRun(Described):
 
     @property
     def best(self) -> Epoch | None:
-        """The epoch of `history` whose weights were kept; None if they are of no epoch, such as a linear probe."""
+        """The epoch of `history` whose weights were kept; None if they come from no epoch, as with a linear probe."""
         number = self.result.get("best_epoch")
         return next((line for line in self.history if line.get("epoch") == number), None)
 
