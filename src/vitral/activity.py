@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.spinner import Spinner
 
 _DELAY = 0.5
 """Seconds after which a line is worth its flicker."""
@@ -25,8 +29,8 @@ class _Line:
         self.enabled = self.drawn = False
         self.text = ""
         self.timer: threading.Timer | None = None
-        self.spinner: Any = None
-        self.live: Any = None
+        self.spinner: Spinner | None = None
+        self.live: Live | None = None
 
     def show(self) -> None:
         if not self.drawn:
@@ -70,7 +74,7 @@ def tell(text: str, *, passing: bool = False) -> None:
         return
     with _LINE.lock:
         _LINE.text = text
-        if _LINE.live:
+        if _LINE.live and _LINE.spinner:
             _LINE.spinner.update(text=text)
         elif _LINE.enabled and not _LINE.timer:
             _LINE.timer = threading.Timer(_DELAY, _LINE.show)

@@ -31,7 +31,7 @@ def parse(
     *,
     most_bytes: int = MOST_BYTES,
     most_values: int = MOST_VALUES,
-    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    pairs: Callable[[list[tuple[str, object]]], object] | None = None,
     file_names: bool = False,
 ) -> Any:
     """Parse JSON text; `pairs` builds an object from its names and values, by default a dict.

@@ -98,7 +98,7 @@ class Described:
         )
 
 
-def command_line(command: str, arguments: Iterable[object], options: Mapping[str, Any]) -> str:
+def command_line(command: str, arguments: Iterable[object], options: Mapping[str, object]) -> str:
     """Return a command line, quoted for a shell; `options` are keyed by their Python names."""
     words = ["vitral", command, *map(str, arguments)]
     for name, value in options.items():

@@ -48,7 +48,7 @@ def sealed(data: bytes) -> bytes:
     return data[:place] + _of(data, place).encode() + data[place + 32 :]
 
 
-def sealed_json(data: Mapping[str, Any], indent: int | None = None) -> str:
+def sealed_json(data: Mapping[str, object], indent: int | None = None) -> str:
     """Return `data` as JSON text with its digest as the last key."""
     return sealed((json.dumps({**data, KEY: BLANK}, indent=indent) + "\n").encode()).decode()
 

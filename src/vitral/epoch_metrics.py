@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 TaskMetric = tuple[str, str, str]
 """Key without `train_` or `val_`, title, format of a value."""
@@ -180,6 +180,6 @@ def in_table(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
     return tuple(sorted(metrics, key=lambda metric: (splits.index(metric.split), metric.curve is _LOSS)))
 
 
-def printed(line: Mapping[str, Any]) -> list[str]:
+def printed(line: Mapping[str, object]) -> list[str]:
     """Return what the console prints of an epoch's features."""
     return [f"{one.console} {one.form.format(line[one.key])}" for one in FEATURES if one.console and one.key in line]

@@ -51,7 +51,7 @@ class Rows(list[Row]):
         return html_table(title, [(*row[:-1], html.escape(row[-1])) for row in cells], names)
 
 
-def data_frame(rows: Iterable[Any], columns: Sequence[str] | None = None) -> pandas.DataFrame:
+def data_frame(rows: Iterable[object], columns: Sequence[str] | None = None) -> pandas.DataFrame:
     """Return rows as a pandas data frame. Raises `MissingExtraError` if pandas is not installed."""
     try:
         import pandas
@@ -60,5 +60,5 @@ def data_frame(rows: Iterable[Any], columns: Sequence[str] | None = None) -> pan
     return pandas.DataFrame([*rows], columns=columns)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return printable(f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @functools.cache
-def kinds_of(annotated: Any) -> Mapping[str, Any]:
+def kinds_of(annotated: object) -> Mapping[str, Any]:
     """Return name → annotated type of a dataclass or a function; cached, because annotations are text to evaluate.
 
     Names of packages that are imported for annotations alone, such as pandas, are of any type.
@@ -44,7 +44,7 @@ class _Absent:
         return Any
 
 
-def matches(value: object, kind: Any) -> bool:
+def matches(value: object, kind: object) -> bool:
     """True if `value` is of the annotated type `kind`; a float may be an int, and an int is no bool."""
     inner, origin = get_args(kind), get_origin(kind)
     if origin in (Union, UnionType):
@@ -135,7 +135,7 @@ class _Chosen:
 CHOSEN = _Chosen()
 
 
-def keywords(kinds: Mapping[str, Any], default: Any = CHOSEN) -> dict[str, Parameter]:
+def keywords(kinds: Mapping[str, object], default: object = CHOSEN) -> dict[str, Parameter]:
     """Return a keyword parameter for each name and type, for `checked`."""
     learn(lambda: {name: choices_of(kind) for name, kind in kinds.items()})
     return {
@@ -143,13 +143,13 @@ def keywords(kinds: Mapping[str, Any], default: Any = CHOSEN) -> dict[str, Param
     }
 
 
-def keywords_of(function: Callable[..., Any]) -> dict[str, Parameter]:
+def keywords_of(function: Callable[..., object]) -> dict[str, Parameter]:
     """Return the keyword parameters of a function, with its types themselves instead of their names."""
     kinds, named = kinds_of(function), inspect.signature(function).parameters.values()
     return {one.name: one.replace(annotation=kinds[one.name]) for one in named if one.kind is one.KEYWORD_ONLY}
 
 
-def choices_of(kind: Any) -> Choices:
+def choices_of(kind: object) -> Choices:
     """Return the texts among which an annotated type lets choose; None for a switch."""
     inner = [
         one for one in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)) if one is not NoneType
@@ -159,7 +159,7 @@ def choices_of(kind: Any) -> Choices:
     return frozenset(value for one in inner if get_origin(one) is Literal for value in get_args(one))
 
 
-def source_of(kind: Any) -> str:
+def source_of(kind: object) -> str:
     """Write an annotated type as source code, with classes by their bare names."""
     inner, origin = get_args(kind), get_origin(kind)
     if kind is NoneType:
@@ -193,7 +193,7 @@ def _of_python(value: object) -> object:
     return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
 
 
-def _check(function: Callable[..., Any], name: str, value: object) -> None:
+def _check(function: Callable[..., object], name: str, value: object) -> None:
     kind = kinds_of(function).get(name, Any)
     value = _of_python(value)
     choice = isinstance(value, str) and any(get_origin(one) is Literal for one in (kind, *get_args(kind)))
@@ -210,7 +210,7 @@ def named_fields(config: type[T]) -> type[T]:
     learn(lambda: {name: choices_of(kinds_of(annotated).get(name)) for name in fields})
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it becomes the method of this name
+    def __init__(self: object, *args: object, **kwargs: object) -> None:  # noqa: N807 - it becomes the method of this name
         if bad := [name for name in kwargs if name not in fields]:
             raise unknown_keyword("option", bad[0], fields)
         original(self, *args, **kwargs)

@@ -16,9 +16,9 @@ class _Pool(ThreadPoolExecutor):
 
     def __init__(self, threads: int):
         super().__init__(threads)
-        self.unfinished: set[Future[Any]] = set()
+        self.unfinished: set[Future[object]] = set()
 
-    def submit(self, task: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+    def submit(self, task: Callable[..., object], /, *args: object, **options: object) -> Future[Any]:
         future = super().submit(task, *args, **options)
         self.unfinished.add(future)
         future.add_done_callback(self.unfinished.discard)

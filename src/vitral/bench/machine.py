@@ -6,7 +6,6 @@ import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 
@@ -17,10 +16,10 @@ _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16
 _PACKAGES = ("vitral", "torch", "torchvision", "timm", "transformers", "vit-pytorch", "openvino", "numpy", "pillow")
 
 
-def describe(device: str) -> dict[str, Any]:
+def describe(device: str) -> dict[str, object]:
     """Describe the machine, without names of hosts or folders."""
     family, model = system.cpu_line("cpu family"), system.cpu_line("model\t")  # not the line "model name"
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "cpu": f"{system.cpu_name()} (family {family}, model {model})" if family else system.cpu_name(),
         "cores": cores(),
         "instructions": [flag for flag in _FLAGS if flag in system.cpu_flags()],

@@ -52,7 +52,7 @@ def network(peer: Peer, config: ViTConfig, device: str) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if peer.channels_last and device == "cuda" else model
 
 
-def _sizes(config: ViTConfig) -> dict[str, Any]:
+def _sizes(config: ViTConfig) -> dict[str, object]:
     """Arguments of vit-pytorch's networks."""
     return {
         "image_size": config.image,
@@ -218,6 +218,6 @@ def logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
         return model(images).cpu()  # as by vitral: results arrive on the CPU
 
 
-def autocast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:
+def autocast(device: str, precision: str) -> contextlib.AbstractContextManager[object]:
     """Return torch's autocast context for `precision`."""
     return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()

@@ -58,13 +58,13 @@ class Row:
         """Median time as a multiple of vitral's."""
         return self.sample.median / self.reference
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Convert to plain data: measured and derived values (times in seconds)."""
         derived = {**self.sample.columns(), "images_per_second": self.rate, "times": self.times, "share": self.share}
         return {**dataclasses.asdict(self), **derived}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
+    def from_json(cls, data: Mapping[str, object]) -> Row:
         """Read the form of `to_json`; derived values are ignored."""
         values: dict[str, Any] = {field.name: data[field.name] for field in dataclasses.fields(cls)}
         lists = {name: tuple(values[name]) for name in ("image_size", "seconds")}
@@ -103,7 +103,7 @@ class Report:
     """Contender → how it was built and called."""
     notes: Sequence[str] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Convert to plain data; `from_json` reads it."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         lists = {"load_average": list(self.load_average), "notes": list(self.notes)}

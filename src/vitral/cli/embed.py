@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from vitral.cli.options import Device, Format, Help
 from vitral.cli.output import print_json, print_notes, print_predictor_notes, print_text, resuming, say, unread
 from vitral.console import counting, stderr
 from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
+
+if TYPE_CHECKING:
+    from vitral.inference.predictor import Predictor
+    from vitral.inference.sources import Source
+    from vitral.workflows.embed import Similar
 
 Precision = Annotated[str, Help("auto, bf16 or fp32")]
 
@@ -98,7 +104,7 @@ def similar(
 
 def _loaded(
     run: str, images: tuple[str, ...], command: str, batch_size: int, device: str, precision: str
-) -> tuple[Any, Any]:
+) -> tuple[Predictor, Sequence[Source]]:
     """Return the predictor and the sources of images."""
     from vitral.inference.loading import load
     from vitral.inference.sources import find, notes
@@ -113,7 +119,7 @@ def _loaded(
     return predictor, sources
 
 
-def _draw(predictor: Any, sources: Any, image: str, found: list[Any], path: Path) -> None:
+def _draw(predictor: Predictor, sources: Sequence[Source], image: str, found: Sequence[Similar], path: Path) -> None:
     """Draw the image and the similar ones, before preprocessing."""
     from vitral.inference.inputs import pixels_of
     from vitral.workflows.checks.contact_sheet import contact_sheet

@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from vitral.cli.options import (
     BadImages,
@@ -34,6 +34,7 @@ from vitral.folders import can_write
 if TYPE_CHECKING:
     from vitral.data.options import DataOptions
     from vitral.inference.options import InferenceOptions
+    from vitral.inference.predictor import Predictor
     from vitral.workflows.corruptions import Corrupted
     from vitral.workflows.evaluate import Evaluated
     from vitral.workflows.unknown import UnknownImages
@@ -103,7 +104,7 @@ def evaluate(
     from vitral.inference.options import InferenceOptions
     from vitral.workflows.evaluate import evaluate_images
 
-    check: Callable[[Any], None] | None = None
+    check: Callable[[Predictor], None] | None = None
     if unknown is not None:
         from vitral.workflows.unknown import check_network, check_options
 
@@ -173,7 +174,7 @@ def _print_evaluation(
 ) -> None:
     """Print the metrics, as text or JSON."""
     if format == "json":
-        plain: dict[str, Any] = {"model": run, "data": result.source, "split": result.split}
+        plain: dict[str, object] = {"model": run, "data": result.source, "split": result.split}
         plain |= result.evaluation.to_json()
         if result.comparison is not None:
             plain["beside"] = dataclasses.asdict(result.comparison)

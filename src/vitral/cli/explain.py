@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from vitral import activity
 from vitral.cli.options import ClassOrder, DataRoot, Device, Format, Help, Levels
@@ -13,6 +13,15 @@ from vitral.cli.output import print_json, print_predictor_notes, print_text, say
 from vitral.console import counting, stderr, stdout
 from vitral.errors import UsageError, VitralError
 from vitral.wording import count
+
+if TYPE_CHECKING:
+    from vitral.errors import ImageError
+    from vitral.explanation.attribution import Attribution
+    from vitral.explanation.heatmap import Heatmap
+    from vitral.explanation.texts import TextExplanation
+    from vitral.inference.predictor import Predictor
+
+T = TypeVar("T")
 
 
 def explain(
@@ -93,7 +102,7 @@ def explain(
 
 
 def _benchmark_methods(
-    predictor: Any, data: str, data_root: str, method: str | None, images: int, masks: str | None, format: str
+    predictor: Predictor, data: str, data_root: str, method: str | None, images: int, masks: str | None, format: str
 ) -> int:
     """Compare all methods, or measure one, on the test split of `data`, else on val, else on train."""
     from vitral.data import load as load_data
@@ -120,7 +129,7 @@ def _benchmark_methods(
     return 0
 
 
-def _announced(items: Iterable[Any], doing: str) -> Iterator[Any]:
+def _announced(items: Iterable[T], doing: str) -> Iterator[T]:
     """Yield the items, and say what is done until each one comes."""
     activity.tell(doing)
     for item in items:
@@ -129,16 +138,16 @@ def _announced(items: Iterable[Any], doing: str) -> Iterator[Any]:
 
 
 def _draw_heatmaps(
-    explained: Iterable[Any], files: Sequence[Path], format: str
-) -> tuple[list[Any], list[Any], list[Any]]:
+    explained: Iterable[list[Heatmap] | TextExplanation | ImageError], files: Sequence[Path], format: str
+) -> tuple[list[dict[str, object]], list[ImageError], list[Attribution]]:
     """Write and print the maps of each image in turn; return their JSON, the failures and the maps for a sheet."""
     from vitral.explanation.drawing import SHEET_IMAGES, checks_text, save
     from vitral.explanation.texts import TextExplanation
     from vitral.wording import shown
 
-    results: list[Any] = []
-    failures: list[Any] = []
-    sheet: list[Any] = []
+    results: list[dict[str, object]] = []
+    failures: list[ImageError] = []
+    sheet: list[Attribution] = []
     for maps, file in zip(explained, files, strict=True):
         if isinstance(maps, VitralError):
             failures.append(maps)
@@ -162,7 +171,7 @@ def _draw_heatmaps(
     return results, failures, sheet
 
 
-def _draw_text(explained: Any, file: Path, format: str) -> dict[str, Any]:
+def _draw_text(explained: TextExplanation, file: Path, format: str) -> dict[str, object]:
     """Draw and print the maps of a text, and return their JSON. Without a character there is no file."""
     from vitral.wording import shown
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitral.cli.options import BadImages, DataRoot, Format, Help
 from vitral.cli.output import print_json, print_text, say
 from vitral.console import counting, stderr, stdout
 from vitral.errors import ExportError
+
+if TYPE_CHECKING:
+    from vitral.export.exporting import Exported
 
 
 def export(
@@ -68,7 +71,7 @@ def export(
     return 0
 
 
-def _print_proof(proof: Any, exported: Any, format: str) -> None:
+def _print_proof(proof: Any, exported: Exported | None, format: str) -> None:
     """Print the figures; as JSON `export.json`, or the proof of a failed export."""
     if format == "json":
         print_json(exported.record if exported else {"proof": proof.to_json()})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import get_args
 
 from rich.text import Text
 
@@ -23,7 +23,7 @@ _COLUMN = 24
 _WIDTH = 100
 
 
-def help_page(name: str, command: Callable[..., Any], options: Sequence[Option], whole: bool = False) -> Text:
+def help_page(name: str, command: Callable[..., object], options: Sequence[Option], whole: bool = False) -> Text:
     """Return the usage with what is required, the docstring, each argument and option, terms, and an example.
 
     Options of a group are left out, with a line that says how to list them, unless the page is to be `whole`.
@@ -84,12 +84,12 @@ def _description(option: Option) -> str:
     return f"{option.help} (default: {text})"
 
 
-def first_line(command: Callable[..., Any]) -> str:
+def first_line(command: Callable[..., object]) -> str:
     """Return the summary of a command: the first line of its docstring."""
     return (command.__doc__ or "").strip().partition("\n")[0]
 
 
-def overview(commands: dict[str, Callable[..., Any]]) -> str:
+def overview(commands: Mapping[str, Callable[..., object]]) -> str:
     """Return the text of `vitral --help`: every command with the first line of its docstring."""
     lines = ["Vision Transformers: train, measure, understand and ship them.", "", "usage: vitral COMMAND …", ""]
     width = max(map(len, commands))

@@ -33,7 +33,7 @@ class Values:
     """True if a single value is not wrapped in a tuple."""
 
     @classmethod
-    def of(cls, kind: Any) -> Values:
+    def of(cls, kind: object) -> Values:
         """Parse an annotation: `T`, `T | None`, `tuple[T, ...]`, `tuple[T, T]`, or `T` or a tuple of it."""
         union = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
         members = [member for member in union if member is not NoneType]
@@ -52,10 +52,10 @@ class Option:
 
     name: str
     """The name of the parameter in Python."""
-    kind: Any
+    kind: object
     """The type that the words are converted to."""
     help: str
-    default: Any = None
+    default: object = None
     """Shown in help; None shows nothing."""
     usage: str | None = None
     """Placeholder of a positional argument; None for an option."""
@@ -88,7 +88,7 @@ class Option:
         return self.title.replace("--", "--no-", 1)
 
 
-def options_of(command: Callable[..., Any]) -> list[Option]:
+def options_of(command: Callable[..., object]) -> list[Option]:
     """Read the options of a command from its signature, in which each annotation contains a `Help`."""
     hints = get_type_hints(command, include_extras=True)
     options = []

@@ -8,12 +8,15 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from vitral import activity
 from vitral.console import command_line, stdout
 from vitral.wording import printable
+
+if TYPE_CHECKING:
+    from vitral.inference.predictor import Predictor
 
 
 def print_text(text: str) -> None:
@@ -22,13 +25,31 @@ def print_text(text: str) -> None:
     print(printable(text))
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a result as JSON."""
     activity.end()
     print(json.dumps(value, indent=2))
 
 
-def print_result(result: Any, format: str, **table: Any) -> None:
+class Result(Protocol):
+    """A result that prints itself."""
+
+    def to_json(self) -> Mapping[str, object]: ...
+
+    @property
+    def print_table(self) -> Callable[..., None]: ...
+
+
+class Named(Protocol):
+    """A prediction of one image, of any task."""
+
+    @property
+    def name(self) -> str: ...
+
+    def cells(self, count: int, /) -> list[str]: ...
+
+
+def print_result(result: Result, format: str, **table: object) -> None:
     """Print a result as JSON or as a table, with the options `table` of its `print_table`."""
     if format == "json":
         print_json(result.to_json())
@@ -36,14 +57,14 @@ def print_result(result: Any, format: str, **table: Any) -> None:
         result.print_table(stdout(), **table)
 
 
-def print_prediction(prediction: Any, top: int) -> None:
+def print_prediction(prediction: Named, top: int) -> None:
     """Print an image's name and what is predicted: of one class per image, the `top` most probable ones."""
     from vitral.wording import shown
 
     print_text(f"{shown(prediction.name)}\t" + "\t".join(prediction.cells(top)))
 
 
-def print_predictor_notes(predictor: Any) -> None:
+def print_predictor_notes(predictor: Predictor) -> None:
     """Print the assumptions about the weights, the reason for a fallback engine, and a note on unfinished training."""
     from vitral.weights.load import unfinished
     from vitral.weights.notes import Caution
@@ -72,7 +93,7 @@ def print_notes(notes: Iterable[str]) -> None:
         say(f"note: {note}")
 
 
-def resuming(name: str, function: Callable[..., int], words: list[str], typed: dict[str, Any]) -> str:
+def resuming(name: str, function: Callable[..., int], words: list[str], typed: Mapping[str, object]) -> str:
     """Return the words that resume a command: its options, without those at their defaults, and `--resume`."""
     defaults = {parameter: one.default for parameter, one in inspect.signature(function).parameters.items()}
     options = {option: value for option, value in typed.items() if value != defaults[option]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 from vitral.cli.examples import EXAMPLES
 from vitral.cli.help import HELP_ALL
@@ -19,12 +19,12 @@ from vitral.kinds import NAMES_ELSEWHERE
 from vitral.wording import flag
 
 
-def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict[str, Any]:
+def parse(command: str, options: Iterable[Option], words: Sequence[str]) -> dict[str, object]:
     """Return the given values by parameter name, in the order of `options`. Of a repeated option the last counts."""
     options, hint = list(options), f"vitral {command} --help"
     named = {option.title: option for option in options if not option.is_positional}
     named |= {option.negation: option for option in named.values() if option.is_switch}
-    typed: dict[str, Any] = {}
+    typed: dict[str, object] = {}
     free: list[int] = []  # indices of the words that belong to no option
     refused: dict[int, Option] = {}  # index of a word → the option before it, which could not take it
     at = 0
@@ -91,10 +91,10 @@ def _continues(option: Option, values: Sequence[str], word: str) -> bool:
 
 def _positional(
     command: str, options: Iterable[Option], words: Sequence[str], free: Sequence[int], refused: dict[int, Option]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Assign the words that belong to no option to the positional arguments, in order."""
     hint, left = f"vitral {command} --help", list(free)
-    typed: dict[str, Any] = {}
+    typed: dict[str, object] = {}
     for option in options:
         if option.is_positional:
             count = min(option.values.most, len(left))
@@ -114,7 +114,7 @@ def _unexpected(words: Sequence[str], before: Option | None, hint: str) -> Usage
     return UsageError(what, why=_no_value(before) if before else None, hint=hint)
 
 
-def _convert(option: Option, words: Sequence[str], hint: str) -> Any:
+def _convert(option: Option, words: Sequence[str], hint: str) -> object:
     values = option.values
     if len(words) < values.least:
         needed = "a value" if values.least == 1 else f"{values.least} values"
@@ -126,7 +126,7 @@ def _convert(option: Option, words: Sequence[str], hint: str) -> Any:
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def _convert_one(option: Option, word: str, hint: str) -> Any:
+def _convert_one(option: Option, word: str, hint: str) -> object:
     kind = option.values.element
     if choices := get_args(kind):
         if word not in choices and not (option.own and _OWN.fullmatch(word)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitral.cli.options import Beams, ClassOrder, Device, Engine, Format, Help, Levels, PatchSize, Precision, Tta
 from vitral.cli.output import print_json, print_notes, print_prediction, print_predictor_notes, resuming, say, unread
@@ -10,6 +11,10 @@ from vitral.cli.ranks import AGAIN
 from vitral.console import counting, stderr
 from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
+
+if TYPE_CHECKING:
+    from vitral.inference.predictor import Predictor
+    from vitral.inference.sources import Source
 
 
 def predict(
@@ -103,7 +108,9 @@ def _answering(predictor: Any, coverage: float | None, right: float | None, unkn
     return predictor
 
 
-def _print_predictions(predictor: Any, sources: Any, run: str, top: int, batch_size: int, format: str) -> int:
+def _print_predictions(
+    predictor: Predictor, sources: Sequence[Source], run: str, top: int, batch_size: int, format: str
+) -> int:
     from vitral.errors import ImageError
     from vitral.inference.inputs import Items
 
@@ -124,7 +131,12 @@ def _print_predictions(predictor: Any, sources: Any, run: str, top: int, batch_s
 
 
 def _write_predictions(
-    predictor: Any, sources: Any, words: list[str], typed: dict[str, Any], resume: bool, format: str
+    predictor: Predictor,
+    sources: Sequence[Source],
+    words: list[str],
+    typed: Mapping[str, Any],
+    resume: bool,
+    format: str,
 ) -> int:
     from vitral.distributed.ranks import current
     from vitral.workflows.predict import PredictionFile

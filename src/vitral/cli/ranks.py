@@ -23,7 +23,7 @@ AGAIN = {
 """Commands that ranks can share, and what to do after a rank was lost."""
 
 
-def shared_options(command: Callable[..., Any]) -> list[Option]:
+def shared_options(command: Callable[..., object]) -> list[Option]:
     """Return the options of a command that ranks can share: its parameters, and `--nproc` before the last one."""
     *first, last = options_of(command)
     return [*first, NPROC, last]
@@ -41,9 +41,9 @@ def run(
     return launch([*words_of(name, options, rest), *["--debug"] * debug], count, AGAIN[name])
 
 
-def words_of(name: str, options: Sequence[Option], given: Mapping[str, Any]) -> list[str]:
+def words_of(name: str, options: Sequence[Option], given: Mapping[str, object]) -> list[str]:
     """Return the words of a command with these values."""
-    standing: list[Any] = []
+    standing: list[object] = []
     for option in options:
         if option.is_positional and (value := given.get(option.name)) is not None:
             standing += value if isinstance(value, tuple) else [value]

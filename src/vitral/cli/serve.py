@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from vitral.cli.options import Device, Engine, Help, Precision
 from vitral.cli.output import print_predictor_notes, say
@@ -71,7 +71,7 @@ def serve(
     sources, tokens = named(runs), read_tokens(token_file)
     check_binding(host, tokens, no_auth=no_auth)
     access = Access(tokens, local=is_loopback(host) and not no_auth)
-    options: dict[str, Any] = {"device": device, "precision": precision, "engine": engine}
+    options: dict[str, object] = {"device": device, "precision": precision, "engine": engine}
     with bind(host, port) as bound:
         shown = f"Serving  {address(bound)} (API: {address(bound)}/docs; Ctrl-C ends)"
         service = Service(sources, access, limits, options, example_image(example) if example else b"", right)

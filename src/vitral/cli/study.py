@@ -313,7 +313,7 @@ def _print_groups(results: Results) -> None:
     stdout().print(rows)
 
 
-def fixed(words: tuple[str, ...], data_root: str) -> dict[str, Any]:
+def fixed(words: tuple[str, ...], data_root: str) -> dict[str, object]:
     """Options that all runs share."""
     fixed = {name: _value(name, value) for name, value in _pairs("set", words)}
     return fixed if data_root == "data" else {"data_root": data_root, **fixed}
@@ -332,7 +332,7 @@ def _pairs(option: str, words: tuple[str, ...]) -> list[tuple[str, str]]:
     return found
 
 
-def _values(name: str, words: str) -> tuple[Any, ...] | Span:
+def _values(name: str, words: str) -> tuple[object, ...] | Span:
     """Convert a list with commas, or a range with two dots."""
     from vitral.studies.spans import Span
 
@@ -342,7 +342,7 @@ def _values(name: str, words: str) -> tuple[Any, ...] | Span:
     return tuple(_value(name, one) for one in words.split(","))
 
 
-def _value(name: str, word: str) -> Any:
+def _value(name: str, word: str) -> object:
     """Convert a word as vitral train does; a switch is on or off, a size HEIGHTxWIDTH."""
     from vitral.cli.parsing import parse
     from vitral.cli.train import train_options

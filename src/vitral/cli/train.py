@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from vitral.cli import plan_only
 from vitral.cli.options import Option
@@ -20,6 +20,9 @@ from vitral.distributed.environment import is_follower, launched
 from vitral.errors import ImageError, UsageError, VitralError
 from vitral.folders import is_run
 from vitral.wording import flag
+
+if TYPE_CHECKING:
+    from vitral.training.options import Run
 
 
 def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
@@ -168,7 +171,7 @@ _DEFAULTS = {
 """Defaults that `--help` shows; the plan chooses the values of the other options."""
 
 
-def _print_result(folder: Path, result: Any) -> None:
+def _print_result(folder: Path, result: Mapping[str, Any]) -> None:
     from vitral.evaluation.enough import FOR_ADVICE
     from vitral.evaluation.metrics import GROUPED
     from vitral.workflows.tasks import evaluation_of
@@ -198,7 +201,7 @@ def _print_result(folder: Path, result: Any) -> None:
         say(f"Epoch {best} of {epochs} was the best; --early-stop {_WASTED_EPOCHS} would have stopped earlier")
 
 
-def _print_before(folder: Path, result: Any) -> None:
+def _print_before(folder: Path, result: Mapping[str, Any]) -> None:
     """Compare with the earlier run whose held-out images this one keeps, if they are few enough to take no time."""
     from vitral.training.run_folder import RunFolder
 
@@ -234,7 +237,7 @@ def _print_worth_a_look(folder: Path) -> None:
             say(f"Images   worth a look: {worst}: {command}")
 
 
-def _print_next_commands(folder: Path, result: Any) -> None:
+def _print_next_commands(folder: Path, result: Mapping[str, Any]) -> None:
     """Suggest what a person does next: classify a folder, explain an image that was held out, show it to others."""
     from vitral.data.targets import DEFAULT_TASK
     from vitral.training.run_folder import RunFolder
@@ -269,7 +272,7 @@ def _sure(folder: Path) -> str:
 _PROMISED = 0.95
 
 
-def _check_labels(run: Any) -> str:
+def _check_labels(run: Run) -> str:
     """Return the command that ranks the labels of a run's data, without the name of the program."""
     from vitral.training.options import Run
 

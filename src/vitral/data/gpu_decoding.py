@@ -56,7 +56,7 @@ class EncodedImages(Images):
             box = self.augmentation.box(jpeg.height, jpeg.width)
         return torch.frombuffer(bytearray(data), dtype=torch.uint8), box, self.split.names[index]
 
-    def collate(self, items: Sequence[Any]) -> Encoded:
+    def collate(self, items: Sequence[object]) -> Encoded:
         """Join the items of a batch: few tensors, since each one costs a descriptor between processes."""
         files = [item[0] for item in items if isinstance(item, tuple)]
         boxes = [item[1] if isinstance(item, tuple) else None for item in items]
@@ -79,8 +79,8 @@ class GpuDecoder:
         """`decode` takes the place of nvJPEG."""
         self.device, self.preprocessing, self._decode = device, preprocessing, decode or self._by_nvjpeg
         on_gpu = device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(device) if on_gpu else None
-        self._reader: Any = torch.cuda.current_stream(device) if on_gpu else None
+        self._stream = torch.cuda.Stream(device) if on_gpu else None
+        self._reader = torch.cuda.current_stream(device) if on_gpu else None
 
     @staticmethod
     def serves(images: Images, device: torch.device) -> bool:
@@ -100,7 +100,7 @@ class GpuDecoder:
                 parts.append(resized_crops(decoded, boxes[part], self.preprocessing.image_size))
             order = np.argsort(np.argsort([box is not None for box in batch.boxes], kind="stable"))
             images = torch.cat(parts)[torch.from_numpy(order).to(self.device)]
-        if self._stream:
+        if self._stream and self._reader:
             self._stream.synchronize()
             images.record_stream(self._reader)  # else the next batch could take its memory while the step reads it
         return images

@@ -367,7 +367,7 @@ def _silent(done: int) -> None:
     """Count nothing."""
 
 
-def _one_ahead(make: Callable[[Any], Tensor], items: Iterable[Any]) -> Iterator[Tensor]:
+def _one_ahead(make: Callable[[Any], Tensor], items: Iterable[object]) -> Iterator[Tensor]:
     """Yield `make(item)` for each item, computing the next one in a thread."""
     with pool(1) as thread:
         waiting = None

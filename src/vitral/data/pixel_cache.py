@@ -50,7 +50,7 @@ _KEY = re.compile(r"[0-9a-f]{40}")
 _DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)  # raised when a damaged entry is read
 
 
-def pixels_key(images: Split, settings: Mapping[str, Any]) -> str:
+def pixels_key(images: Split, settings: Mapping[str, object]) -> str:
     """Hash everything that determines the pixels: equal keys mean equal pixels.
 
     The hash covers each image's `Split.identity`, in order; `settings`, plain data that describe the preprocessing; and

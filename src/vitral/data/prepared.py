@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -61,7 +60,7 @@ class Images(Dataset[Tensor]):
         return None if self.cropped else (self.preprocessing.channels, *self.preprocessing.kept_size)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Everything besides the image that determines `kept`, as plain data."""
         fields = self.preprocessing.to_json()
         if self.cropped:

@@ -34,7 +34,7 @@ def weights_or_sampler(part: Any, labels: np.ndarray) -> np.ndarray | Sampler[in
     return weights
 
 
-def _called(function: Callable[..., Any], labels: np.ndarray) -> Any:
+def _called(function: Callable[..., object], labels: np.ndarray) -> object:
     try:
         return function(labels)
     except Exception as error:  # code of the user may raise anything

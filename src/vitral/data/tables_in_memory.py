@@ -13,7 +13,7 @@ from vitral.model.own import name_of
 from vitral.wording import some
 
 
-def columns_of(value: Any) -> list[str] | None:
+def columns_of(value: object) -> list[str] | None:
     """Columns of a mapping, or of a table of pandas, polars, pyarrow or datasets, by name; None for other objects."""
     if isinstance(value, Mapping):
         return list(map(str, value))
@@ -22,7 +22,7 @@ def columns_of(value: Any) -> list[str] | None:
     return None if names is None or isinstance(value, type) else list(map(str, names))
 
 
-def why_no_image(value: Any, columns: list[str]) -> tuple[str, str]:
+def why_no_image(value: object, columns: list[str]) -> tuple[str, str]:
     """The reason that a table is no image, and the change to make."""
     what = f"{type_of(value)} is a table with the columns {some(columns)}" if columns else f"{type_of(value)} is empty"
     known = [name for name in columns if name.lower() in FILE_COLUMNS]
@@ -36,7 +36,7 @@ class Examples(Protocol):
     """
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: Any, /) -> Any: ...
+    def __getitem__(self, index: object, /) -> Any: ...
 
 
 def is_examples(data: object) -> bool:
@@ -44,7 +44,7 @@ def is_examples(data: object) -> bool:
     return isinstance(data, Examples) and not isinstance(data, str | bytes | type)
 
 
-def as_path(data: Any) -> str:
+def as_path(data: object) -> str:
     """Return the path or name of a data set as text; for data in memory a name by which this process finds it.
 
     Raises `UsageError` for another object.

@@ -31,7 +31,7 @@ class WorkerPool:
     def __init__(self, images: Images, workers: int, *, pinned: bool):
         self._sampler, self._images = _BatchSampler(), images
         self._turn = 0
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader: DataLoader[object] = DataLoader(
             images,
             batch_sampler=self._sampler,
             num_workers=workers,
@@ -72,7 +72,7 @@ class WorkerPool:
         self._end()
 
     @staticmethod
-    def _end_workers(loader: DataLoader[Any], owner: int) -> None:
+    def _end_workers(loader: DataLoader[object], owner: int) -> None:
         running: Any = loader._iterator
         if running is not None and owner == os.getpid():
             running._shutdown_workers()  # as its `__del__` does, which a suspended generator prevents

@@ -77,7 +77,7 @@ class Demo:
             "train YOUR_IMAGES/",
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data."""
         return {
             "model": dict(self.trained),

@@ -14,7 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 BEAT = 1.0
 """Seconds between two beats."""
@@ -33,7 +36,7 @@ LOST_CODE = 2
 class Heartbeat(threading.Thread):
     """Beat for one rank, and watch others, until `close`."""
 
-    def __init__(self, store: Any, number: int, count: int, host: str, position: Callable[[], str]):
+    def __init__(self, store: Store, number: int, count: int, host: str, position: Callable[[], str]):
         """`store`: a connection of its own, since another thread may wait on the first one."""
         super().__init__(name="vitral-heartbeat", daemon=True)
         self.store, self.number, self.host, self.position = store, number, host, position

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -23,6 +23,9 @@ from vitral.distributed.environment import NAMES
 from vitral.distributed.heartbeat import Heartbeat
 from vitral.errors import Elsewhere, RankError
 from vitral.stopping import handling
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 JOINING = timedelta(minutes=10)
 """Longest wait for the other ranks. A launcher ends it before, if one of them has ended."""
@@ -33,8 +36,6 @@ TURN = 0.1
 ANSWER = timedelta(seconds=5)
 """Longest wait for a connection to the store while the ranks meet: no signal interrupts it."""
 
-_torch: Any = dist
-"""Its stores are not among the names that it exports for type checkers."""
 _CALL, _ALL, _GIVEN_UP = "vitral/call", "vitral/all", "vitral/given up"
 _HINT = "start as many ranks as WORLD_SIZE has, with the same MASTER_ADDR and MASTER_PORT"
 _AGAIN = "the same command again: nothing had begun"
@@ -55,7 +56,7 @@ class Place(NamedTuple):
         return cls(int(rank), int(count), address, int(port), os.getpid())
 
 
-def meet(place: Place, beat: Callable[[Any], Heartbeat]) -> tuple[Any, Heartbeat]:
+def meet(place: Place, beat: Callable[[Store], Heartbeat]) -> tuple[Store, Heartbeat]:
     """Wait for all ranks; return a store with keys of their own, and this rank's heartbeat, which has begun.
 
     `beat` makes a heartbeat on a store. Raises `RankError` with the missing ranks if they do not come in time, or if a
@@ -99,11 +100,11 @@ def _all_have_come(arrival: _Arrival, until: float) -> bool:
 class _Arrival:
     """A rank that waits for the others."""
 
-    store: Any = None
     heartbeat: Any = None
 
-    def __init__(self, base: Any, place: Place, beat: Callable[[Any], Heartbeat]):
+    def __init__(self, base: Store, place: Place, beat: Callable[[Store], Heartbeat]):
         self.base, self.place, self.beat = base, place, beat
+        self.store = base
 
     def turn(self) -> bool:
         """Do what can be done now; return True if all ranks have come."""
@@ -116,7 +117,9 @@ class _Arrival:
 
     def enter(self, name: str) -> None:
         """Go to the store of a call."""
-        self.store = _torch.PrefixStore(f"vitral/{name}", self.base)
+        from torch._C._distributed_c10d import PrefixStore
+
+        self.store = PrefixStore(f"vitral/{name}", self.base)
         self.heartbeat = self.beat(self.store)
         self.heartbeat.watched = []
 
@@ -131,11 +134,10 @@ class _Arrival:
     def failure(self, why: str) -> Exception:
         """Return the error of the missing ranks, on the first rank that gives up."""
         try:
-            store = self.store or self.base
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            first = store.add(f"vitral/missed/{attempt}", 1) == 1
+            first = self.store.add(f"vitral/missed/{attempt}", 1) == 1
             missing = self.missing()
-            store.set(_GIVEN_UP, "")
+            self.store.set(_GIVEN_UP, "")
         except dist.DistError as error:
             return _lost_store(error)
         if not first:
@@ -152,7 +154,7 @@ class _Arrival:
 class _Caller(_Arrival):
     """Rank 0."""
 
-    def __init__(self, base: Any, place: Place, beat: Callable[[Any], Heartbeat]):
+    def __init__(self, base: Store, place: Place, beat: Callable[[Store], Heartbeat]):
         super().__init__(base, place, beat)
         name = uuid.uuid4().hex
         self.enter(name)
@@ -164,7 +166,7 @@ class _Caller(_Arrival):
         self.check_given_up()
         for number in list(self.waiting):
             if self.store.check([_here(number)]):
-                self.store.set(_confirmed(number), self.store.get(_here(number)))
+                self.store.set(_confirmed(number), self.store.get(_here(number)).decode())
                 self.watch(number)
                 self.waiting.remove(number)
         if not self.waiting:
@@ -175,9 +177,9 @@ class _Caller(_Arrival):
 class _Follower(_Arrival):
     """Any other rank."""
 
-    def __init__(self, base: Any, place: Place, beat: Callable[[Any], Heartbeat]):
+    def __init__(self, base: Store, place: Place, beat: Callable[[Store], Heartbeat]):
         super().__init__(base, place, beat)
-        self.called, self.token, self.confirmed = b"", uuid.uuid4().hex.encode(), False
+        self.called, self.token, self.confirmed = b"", uuid.uuid4().hex, False
 
     def turn(self) -> bool:
         if not self.confirmed:
@@ -194,7 +196,7 @@ class _Follower(_Arrival):
             self.enter(called.decode())
             self.store.set(_here(self.place.number), self.token)
         key = _confirmed(self.place.number)
-        if self.called and self.store.check([key]) and self.store.get(key) == self.token:
+        if self.called and self.store.check([key]) and self.store.get(key).decode() == self.token:
             self.confirmed = True
             self.heartbeat.start()
             self.watch(0)
@@ -207,7 +209,7 @@ class _Follower(_Arrival):
             super().leave()
 
 
-def _base(place: Place, until: float) -> Any:
+def _base(place: Place, until: float) -> Store:
     """Return torch's store of these ranks. A process may join, leave and join again at the same one."""
     global _met
     if _met is None or _met[0] != place:
@@ -215,17 +217,19 @@ def _base(place: Place, until: float) -> Any:
     return _met[1]
 
 
-_met: tuple[Place, Any] | None = None
+_met: tuple[Place, Store] | None = None
 
 
-def _connected(place: Place, until: float) -> Any:
+def _connected(place: Place, until: float) -> Store:
+    from torch._C._distributed_c10d import TCPStore
+
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by the launcher
     hosts = place.number == 0 and not hosted
     while True:
         try:
             if not hosts:
                 _wait_for_server(place, until)
-            return _torch.TCPStore(
+            return TCPStore(
                 place.address, place.port, place.world, hosts, ANSWER, wait_for_workers=False, multi_tenant=True
             )
         except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -23,10 +21,12 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         centered = values - mean[:, None, None]
         variance = differentiable_sum(centered.square().sum((0, 2, 3))) / count
         with torch.no_grad():
-            running: Any = (self.running_mean, self.running_var, self.num_batches_tracked)
-            running[0].lerp_(mean, self.momentum or 0.0)
-            running[1].lerp_(variance * (count / (count - 1)), self.momentum or 0.0)
-            running[2].add_(1)
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.running_mean.lerp_(mean, self.momentum or 0.0)
+            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum or 0.0)
+            self.num_batches_tracked.add_(1)
         scale = self.weight * (variance + self.eps).rsqrt()
         return (centered * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
 

@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,9 @@ from vitral.distributed.heartbeat import Heartbeat
 from vitral.distributed.joining import TIMEOUT, Place, meet
 from vitral.errors import Elsewhere, RankError, VitralError
 from vitral.stopping import no_stops
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 
@@ -56,7 +59,7 @@ class Ranks:
         """Call `make` on rank 0 and return its result on every rank. If it raises, the others raise `Elsewhere`."""
         return make()
 
-    def share_tensors(self, make: Callable[[], tuple[Mapping[str, Tensor], Any]]) -> tuple[dict[str, Tensor], Any]:
+    def share_tensors(self, make: Callable[[], tuple[Mapping[str, Tensor], T]]) -> tuple[dict[str, Tensor], T]:
         """`share` of tensors on the CPU, sent one by one, and of anything beside them."""
         tensors, beside = make()
         return dict(tensors), beside
@@ -127,7 +130,7 @@ class Group(Ranks):
         self.host, self.position, self.hint = socket.gethostname(), "", hint
         self.store, self.heartbeat = meet(place, self._heartbeat)
 
-    def _heartbeat(self, store: Any) -> Heartbeat:
+    def _heartbeat(self, store: Store) -> Heartbeat:
         self.store = store
         heartbeat = Heartbeat(store.clone(), self.number, self.count, self.host, lambda: self.position)
         heartbeat.report = lambda what, why, asks: _print_lost(self, what, why, asks)
@@ -161,7 +164,7 @@ class Group(Ranks):
                 raise
             self._send((made,))
             return made
-        box: list[Any] = [None]
+        box: list[tuple[T] | None] = [None]
         dist.broadcast_object_list(box, src=0, group=self.control)
         if box[0] is None:
             raise Elsewhere
@@ -170,10 +173,10 @@ class Group(Ranks):
     def _send(self, value: object) -> None:
         dist.broadcast_object_list([value], src=0, group=self.control)
 
-    def share_tensors(self, make: Callable[[], tuple[Mapping[str, Tensor], Any]]) -> tuple[dict[str, Tensor], Any]:
+    def share_tensors(self, make: Callable[[], tuple[Mapping[str, Tensor], T]]) -> tuple[dict[str, Tensor], T]:
         tensors: Mapping[str, Tensor] = {}
 
-        def made() -> tuple[dict[str, Tensor], Any]:
+        def made() -> tuple[dict[str, Tensor], T]:
             nonlocal tensors
             tensors, beside = make()
             return {name: value.to("meta") for name, value in tensors.items()}, beside
@@ -238,7 +241,7 @@ class _AgreedStopping(Stopping):
     def __init__(self, requested: threading.Event, control: dist.ProcessGroup):
         super().__init__(requested)
         self.control = control
-        self.asked: tuple[Tensor, Any] | None = None
+        self.asked: tuple[Tensor, dist.Work | None] | None = None
 
     def after_step(self) -> bool:
         if self._answer():
@@ -261,6 +264,7 @@ class _AgreedStopping(Stopping):
             return False
         flag, work = self.asked
         self.asked = None
+        assert work is not None  # this rank is in the group
         work.wait()
         return bool(flag)
 

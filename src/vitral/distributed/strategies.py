@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 from vitral.distributed.norms import share_norms
 from vitral.distributed.ranks import ALONE, Ranks
 from vitral.distributed.tensors import whole
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import OffloadPolicy
+
+T = TypeVar("T")
+
+
+class _Policy(TypedDict, total=False):
+    """Arguments of `fully_shard`."""
+
+    offload_policy: OffloadPolicy
 
 
 class Strategy:
@@ -74,17 +85,17 @@ class _Called(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: object) -> object:
         if isinstance(inputs[0], _Function):
             return inputs[0].of(self.network)
         return self.network(*inputs)
 
 
 class _Function(NamedTuple):
-    of: Callable[[nn.Module], Any]
+    of: Callable[[nn.Module], object]
 
 
-def through(module: nn.Module, function: Callable[[Any], Any]) -> Any:
+def through(module: nn.Module, function: Callable[[Any], T]) -> T:
     """Compute a function of the network in a step; `module` is that of its strategy. Not for networks in parts."""
     return module(_Function(function)) if isinstance(module, DistributedDataParallel) else function(module)
 
@@ -103,7 +114,7 @@ class Fsdp(Strategy):
             share_norms(model)
         self.device = next(model.parameters()).device.type
         names: tuple[str, ...] = ("replicate", "shard") if len(self.shape(ranks)) == 2 else ("shard",)
-        self.mesh: Any = init_device_mesh(self.device, self.shape(ranks), mesh_dim_names=names)
+        self.mesh = init_device_mesh(self.device, self.shape(ranks), mesh_dim_names=names)
         super().__init__(model, ranks)
         self._fully_shard(model)
 
@@ -112,7 +123,7 @@ class Fsdp(Strategy):
         """Return the shape of the mesh of ranks; parts are along its last dimension."""
         return (ranks.count,)
 
-    def policy(self) -> dict[str, Any]:
+    def policy(self) -> _Policy:
         """Return more arguments of `fully_shard`."""
         return {}
 
@@ -130,8 +141,10 @@ class Fsdp(Strategy):
         fully_shard(model, mesh=self.mesh, reshard_after_forward=reshard_after_forward, **self.policy())
 
     def micro_batch(self, last: bool) -> AbstractContextManager[None]:
-        root: Any = self.module
-        root.set_requires_gradient_sync(last)
+        from torch.distributed.fsdp import FSDPModule
+
+        assert isinstance(self.module, FSDPModule)
+        self.module.set_requires_gradient_sync(last)
         return nullcontext()
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -154,7 +167,7 @@ class Hsdp(Fsdp):
 class Offloaded(Fsdp):
     """`Fsdp` with parameters, gradients and moments in the CPU's memory: a GPU holds some blocks at a time."""
 
-    def policy(self) -> dict[str, Any]:
+    def policy(self) -> _Policy:
         from torch.distributed.fsdp import CPUOffloadPolicy
 
         return {"offload_policy": CPUOffloadPolicy(pin_memory=self.device == "cuda")}

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_sharded(tensor: Tensor) -> bool:
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """True if each rank holds a part of the tensor."""
     return hasattr(tensor, "full_tensor")
 
@@ -23,14 +26,12 @@ def has_shards(model: nn.Module) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part; a plain tensor as it is."""
-    sharded: Any = tensor
-    return sharded.to_local() if is_sharded(tensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole tensor on each rank. All ranks have to call this for the same tensors in the same order."""
-    sharded: Any = tensor
-    return sharded.full_tensor() if is_sharded(tensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def whole_of(part: Tensor, other: Tensor) -> Tensor:
@@ -41,9 +42,8 @@ def whole_of(part: Tensor, other: Tensor) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor
 
-    sharded: Any = other
-    moved, mesh = part.to(sharded.device_mesh.device_type), sharded.device_mesh
-    parts = DTensor.from_local(moved, mesh, sharded.placements, shape=other.shape, stride=other.stride())
+    moved, mesh = part.to(other.device_mesh.device_type), other.device_mesh
+    parts = DTensor.from_local(moved, mesh, other.placements, shape=other.shape, stride=other.stride())
     return parts.full_tensor()
 
 
@@ -54,8 +54,7 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
         return moved
     from torch.distributed.tensor import distribute_tensor
 
-    sharded: Any = other
-    parts = distribute_tensor(moved, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    parts = distribute_tensor(moved, other.device_mesh, other.placements, src_data_rank=None)
     return parts.to(other.device)  # the mesh's device has another one's parts while they are offloaded
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ class FewShot:
         """Standard deviation over the seeds (n - 1); None for a single seed."""
         return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {**asdict(self), "accuracies": list(self.accuracies), "mean": self.mean, "std": self.std}
 

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 from matplotlib import colormaps
@@ -65,14 +65,14 @@ class Drawing:
     alt: str
 
 
-def curves(history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]) -> list[Plot]:
+def curves(history: Sequence[Mapping[str, object]], best_epoch: int | None, metrics: Sequence[Metric]) -> list[Plot]:
     """Plot the curves of these metrics over the epochs for a page, as `draw_curves` does."""
     drawn = draw_curves(history, best_epoch, metrics)
     return [Plot(one.title, inline(one.figure, one.title.split()[0].lower()), one.alt) for one in drawn]
 
 
 def draw_curves(
-    history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]
+    history: Sequence[Mapping[str, object]], best_epoch: int | None, metrics: Sequence[Metric]
 ) -> list[Drawing]:
     """Draw the curves of these metrics over the epochs, each only if it has at least two finite values."""
     lines: dict[Curve, list[Series]] = {}
@@ -87,17 +87,17 @@ Series = tuple[str, list[tuple[float, float]]]
 """Label of a line, and its (epoch, value)."""
 
 
-def series_of(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+def series_of(history: Sequence[Mapping[str, object]], key: str) -> list[tuple[float, float]]:
     """Return (epoch, value) sorted by epoch, skipping lines without a finite value; the last line of an epoch wins."""
-    points = {
-        float(line["epoch"]): float(line[key])
-        for line in history
-        if is_finite(line.get("epoch")) and is_finite(line.get(key))
-    }
+    points = {}
+    for line in history:
+        epoch, value = line.get("epoch"), line.get(key)
+        if is_finite(epoch) and is_finite(value):
+            points[float(epoch)] = float(value)
     return sorted(points.items())
 
 
-def is_finite(value: object) -> bool:
+def is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

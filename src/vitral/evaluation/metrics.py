@@ -64,7 +64,7 @@ class Measured(Described):
     images: int
     groups: int
     """Groups of images that belong together, such as copies; as many as images if each is on its own."""
-    _rows: Callable[[], Iterable[dict[str, Any]]] = tuple
+    _rows: Callable[[], Iterable[dict[str, object]]] = tuple
 
     @cached_property
     def predictions(self) -> Rows[dict[str, Any]]:
@@ -201,7 +201,7 @@ class Evaluation(Measured):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `json`, which `from_json` reads back without loss."""
-        plain: dict[str, Any] = {
+        plain: dict[str, object] = {
             "images": self.images,
             "groups": self.groups,
             "accuracy": self.accuracy,

@@ -85,7 +85,7 @@ class ReportContent:
     result: Mapping[str, Any] | None = None
     """The contents of result.json."""
     plan: Sequence[Choice] = ()
-    history: Sequence[Mapping[str, Any]] = ()
+    history: Sequence[Mapping[str, object]] = ()
     """The lines of metrics.jsonl."""
     evaluation: Evaluation | None = None
     """Metrics of one class per image; other tasks have `headline` and `sections`."""
@@ -100,7 +100,7 @@ class ReportContent:
     findings: Sequence[tuple[str, str]] = ()
     """Additional remarks: heading, sentence."""
     mistakes: Sequence[Mistake] = ()
-    layers: Sequence[Mapping[str, Any]] = ()
+    layers: Sequence[Mapping[str, object]] = ()
     """Rows {name, type, output_shape, parameters, trainable, flops}."""
     samples: Sequence[tuple[np.ndarray, str]] = ()
     """Augmented training images, uint8 (H, W, C), with their class names."""
@@ -166,13 +166,13 @@ def render(content: ReportContent, run: str) -> str:
     return finished(text)
 
 
-def _subtitle(evaluation: Evaluation | None, result: Mapping[str, Any]) -> str:
+def _subtitle(evaluation: Evaluation | None, result: Mapping[str, object]) -> str:
     trained = " trained on ".join(str(result[key]) for key in ("model", "data") if result.get(key))
     classes = count(len(evaluation.classes), "class", "classes") if evaluation else ""
     return " · ".join(part for part in (trained, classes) if part)
 
 
-def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: str) -> dict[str, Any] | None:
+def _headline(evaluation: Evaluation | None, result: Mapping[str, Any], split: str) -> dict[str, object] | None:
     """Return accuracy, its interval, and the accuracy of guessing; None if nothing was measured."""
     if evaluation:
         per_class = [score.images for score in evaluation.per_class]
@@ -227,7 +227,7 @@ def _facts(evaluation: Evaluation | None, result: Mapping[str, Any], split: str)
 
 
 def _findings(
-    evaluation: Evaluation | None, history: Sequence[Mapping[str, Any]], best_epoch: int | None
+    evaluation: Evaluation | None, history: Sequence[Mapping[str, object]], best_epoch: int | None
 ) -> list[tuple[str, str]]:
     """Summarize the page for the reader: heading, sentence."""
     findings = []
@@ -284,8 +284,8 @@ def _confidence_in_words(evaluation: Evaluation) -> str:
 
 
 def _history_table(
-    history: Sequence[Mapping[str, Any]], best_epoch: int | None, metrics: Sequence[Metric]
-) -> dict[str, Any] | None:
+    history: Sequence[Mapping[str, object]], best_epoch: int | None, metrics: Sequence[Metric]
+) -> dict[str, object] | None:
     """Return the table behind the curves, evenly subsampled for very many epochs."""
     columns = [
         ("epoch", "epoch", "{:g}"),
@@ -313,7 +313,7 @@ def _history_table(
     }
 
 
-def _matrix(evaluation: Evaluation | None) -> dict[str, Any] | None:
+def _matrix(evaluation: Evaluation | None) -> dict[str, object] | None:
     """Return the confusion matrix: cells with numbers for few classes, a heat map with a list for many."""
     if evaluation is None:
         return None
@@ -353,7 +353,7 @@ def _scores(evaluation: Evaluation | None) -> list[ClassScore]:
     return sorted(evaluation.per_class, key=lambda score: (score.images == 0, score.f1, score.name))
 
 
-def _failures(evaluation: Evaluation | None, mistakes: Sequence[Mistake]) -> dict[str, Any]:
+def _failures(evaluation: Evaluation | None, mistakes: Sequence[Mistake]) -> dict[str, object]:
     """Return the predictions and most confident errors of each class with errors, lowest recall first."""
     if evaluation is None:
         return {"classes": [], "left_out": 0}
@@ -379,7 +379,7 @@ def _failures(evaluation: Evaluation | None, mistakes: Sequence[Mistake]) -> dic
     return {"classes": classes, "left_out": len(failing) - len(classes)}
 
 
-def _section(section: Section) -> dict[str, Any]:
+def _section(section: Section) -> dict[str, object]:
     examples = [(figures.embedded(one.image, _GALLERY_SIDE), one.caption, one.name) for one in section.examples]
     return {**vars(section), "examples": examples}
 
@@ -388,11 +388,11 @@ def _most_confident(mistakes: Sequence[Mistake]) -> list[Mistake]:
     return sorted(mistakes, key=lambda mistake: -mistake.confidence)
 
 
-def _embedded(mistakes: Sequence[Mistake], side: int) -> list[dict[str, Any]]:
+def _embedded(mistakes: Sequence[Mistake], side: int) -> list[dict[str, object]]:
     return [{**vars(one), "image": figures.embedded(one.image, side)} for one in mistakes]
 
 
-def _explained(one: ExplainedMistake) -> dict[str, Any]:
+def _explained(one: ExplainedMistake) -> dict[str, object]:
     maps = [(label, share, figures.embedded(drawn, _GALLERY_SIDE)) for label, share, drawn in one.maps]
     return {**vars(one), "image": figures.embedded(one.image, _GALLERY_SIDE), "maps": maps}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from vitral.data.targets import targets_of
 from vitral.inference.outputs.output import Output
 
 
-def rows_of(images: Split, values: np.ndarray, output: Output) -> Iterator[dict[str, Any]]:
+def rows_of(images: Split, values: np.ndarray, output: Output) -> Iterator[dict[str, object]]:
     """Yield one row per image: `image`, `true`, and the columns of `vitral predict --out`.
 
     `values` (n, K) are the result of `Output.values`. `true` is the label. If the network predicts numbers, it is a
@@ -22,7 +21,7 @@ def rows_of(images: Split, values: np.ndarray, output: Output) -> Iterator[dict[
     for i, value in enumerate(values):
         name, label = images.names[i], images.labels[i]
         if np.issubdtype(images.labels.dtype, np.floating):
-            true: dict[str, Any] = {f"true_{target}": float(one) for target, one in zip(names, label, strict=True)}
+            true: dict[str, object] = {f"true_{target}": float(one) for target, one in zip(names, label, strict=True)}
         else:
             true = {"true": targets_of(output.task).describe(label, names)}
         cells = columns.cells(output.prediction(name, value))

@@ -49,7 +49,7 @@ class TextEvaluation(Measured):
         return {"task": "text"} | {name: list(one) if isinstance(one, tuple) else one for name, one in plain.items()}
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> TextEvaluation:
+    def from_json(cls, plain: Mapping[str, object]) -> TextEvaluation:
         """Invert `to_json`. Raises `DataError` for a missing or invalid part."""
         plain = {name: value for name, value in plain.items() if name != "task"}
         plain.setdefault("groups", plain.get("images"))

@@ -121,10 +121,10 @@ class Benchmark:
         known = [row for row in self.rows if row.method in METHODS and row.srg is not None]
         return max(known, key=lambda row: row.srg.mean if row.srg else -math.inf).method
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data, deterministic except for `milliseconds`."""
 
-        def plain(value: Any) -> Any:
+        def plain(value: object) -> object:
             if isinstance(value, Estimate | Row):
                 return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
             return [plain(one) for one in value] if isinstance(value, tuple) else value
@@ -186,7 +186,7 @@ _COLUMNS: tuple[dict[str, Callable[[Row], str]], ...] = (
 def benchmark(
     predictor: Predictor,
     images: Split | Sequence[ImageInput],
-    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    methods: Sequence[str] | Mapping[str, Mapping[str, object]] | None = None,
     *,
     count: int = 20,
     steps: int = 100,
@@ -233,8 +233,8 @@ def benchmark(
 
 
 def _selected(
-    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None, network: nn.Module
-) -> dict[str, Mapping[str, Any]]:
+    methods: Sequence[str] | Mapping[str, Mapping[str, object]] | None, network: nn.Module
+) -> dict[str, Mapping[str, object]]:
     if methods is None:
         methods = [name for name, one in METHODS.items() if one.any_network or isinstance(network, ViT)]
     for name in methods:
@@ -277,7 +277,7 @@ def _preprocessed(mask: np.ndarray, grid: tuple[int, int], predictor: Predictor)
 class _Bench:
     """Accumulated values by method and measure."""
 
-    def __init__(self, predictor: Predictor, methods: Mapping[str, Mapping[str, Any]], steps: int, fill: str):
+    def __init__(self, predictor: Predictor, methods: Mapping[str, Mapping[str, object]], steps: int, fill: str):
         self.model, self.methods, self.steps, self.fill = predictor.model, methods, steps, fill
         self.randomized = randomized(predictor.model).eval().requires_grad_(False)
         self.values: dict[str, dict[str, list[float]]] = {name: {} for name in (*methods, "random", "gaussian")}
@@ -309,7 +309,7 @@ class _Bench:
             other = METHODS[name].run(self.randomized, images, predicted, **options).values
             self.add(name, "randomized", rank_correlation(maps.values, other))
 
-    def timed(self, name: str, images: Tensor, targets: Tensor, options: Mapping[str, Any]) -> Maps:
+    def timed(self, name: str, images: Tensor, targets: Tensor, options: Mapping[str, object]) -> Maps:
         """Run a method and record its time."""
         wait = torch.cuda.synchronize if images.device.type == "cuda" else lambda: None
         wait()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -219,7 +219,7 @@ def _observe(undo: ExitStack, part: Any, observer: Observer) -> None:
     """Add an observer until `undo` closes. An existing observer stays active."""
     existing: Observer | None = part.observer
 
-    def both(*arguments: Any) -> None:
+    def both(*arguments: Tensor) -> None:
         if existing is not None:
             existing(*arguments)
         observer(*arguments)
@@ -262,7 +262,15 @@ def explicit_backend(
 
 
 def _reducing_backend(
-    layer: Layer, reduce: Reduce, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, *, scale: float, **_: Any
+    layer: Layer,
+    reduce: Reduce,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    *,
+    scale: float,
+    **_: object,
 ) -> Tensor:
     """Compute attention explicitly, pass it to `reduce`, and use it."""
     attention = weights_of(q, k, attn_mask, scale)
@@ -280,11 +288,21 @@ def _backward_backend(
     attn_mask: Tensor | None,
     *,
     scale: float,
-    **_: Any,
+    **_: object,
 ) -> Tensor:
     """Compute attention explicitly; the backward pass calls `backward`."""
     captured.v[layer] = v
     return _ExplicitAttention.apply(q, k, v, attn_mask, scale, partial(backward, layer))
+
+
+class _Context(Protocol):
+    """State that autograd carries from forward to backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    scale: float
+    callback: Callable[[Tensor], None]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
 class _ExplicitAttention(torch.autograd.Function):
@@ -292,7 +310,13 @@ class _ExplicitAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, callback: Callable[[Tensor], None]
+        ctx: _Context,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        callback: Callable[[Tensor], None],
     ) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # each product would copy strided tensors
         attention = weights_of(q, k, mask, scale)
@@ -302,7 +326,7 @@ class _ExplicitAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, attention = ctx.saved_tensors
         gradient = gradient.contiguous()
         of_attention = gradient @ v.transpose(-2, -1)
@@ -316,10 +340,10 @@ def _record_input(network: ViT, captured: Captured, undo: ExitStack, tokens: boo
     """Record the grid of the images and, with `tokens`, the input of the first block."""
     rows, columns = network.config.patch
 
-    def keep_grid(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def keep_grid(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         captured.grid = arguments[0].shape[2] // rows, arguments[0].shape[3] // columns
 
-    def keep_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def keep_tokens(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         captured.tokens[INPUT] = arguments[0] if graph else arguments[0].detach()
 
     undo.callback(network.patch_embed.register_forward_pre_hook(keep_grid).remove)

@@ -11,7 +11,6 @@ import json
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -78,7 +77,7 @@ def _power(signed: bool) -> float:
     return 0.8 if signed else 0.6
 
 
-def style(method: str) -> dict[str, Any]:
+def style(method: str) -> dict[str, object]:
     """Return plain data for a program that draws overlays itself, as `web/overlay.js`: sizes, opacity, and a color
     (red, green, blue; 0 to 255) for each of 256 steps from the least to the greatest scaled value.
     """

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -297,8 +297,8 @@ def check_faithfulness(
     maps: Maps | None = None,
     steps: int = 25,
     fill: str = "mean",
-    **options: Any,
-) -> list[dict[str, Any]]:
+    **options: object,
+) -> list[dict[str, object]]:
     """Checks of each map on its own image, as plain data: for each image and each target, in that order.
 
     `images` (B, C, H, W) are standardized, `targets` (B, T) classes, `maps` those of the method if already computed,
@@ -358,7 +358,7 @@ def protocol(measure: str, fill: str, patches: int, steps: int) -> str:
 
 
 def _target_sensitivity(
-    model: nn.Module, images: Tensor, targets: Tensor, method: Method, values: Tensor, options: Mapping[str, Any]
+    model: nn.Module, images: Tensor, targets: Tensor, method: Method, values: Tensor, options: Mapping[str, object]
 ) -> Tensor | None:
     with torch.no_grad():
         logits = model(images).float()

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +106,6 @@ def _tanh(x: Tensor) -> Tensor:
     return gated(x, lambda y: torch.where(y == 0, 1.0, torch.tanh(y) / torch.where(y == 0, 1.0, y)))
 
 
-def _attention(backend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def _attention(backend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
     """Attention by `backend`, with a constant softmax(q kᵀ)."""
     return backend(q.detach(), k.detach(), v, **options)

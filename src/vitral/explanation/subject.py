@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ class Subject:
     predictor: Predictor | None = None
     """Prepares images; None if images are standardized tensors."""
 
-    def images(self, given: Any) -> tuple[Tensor, list[np.ndarray], list[str]]:
+    def images(self, given: object) -> tuple[Tensor, list[np.ndarray], list[str]]:
         """Tensors for `standardized`, uint8 images for display, and names."""
         if self.predictor is not None:
             return _prepared(self.predictor, given)
@@ -74,7 +73,7 @@ class Subject:
 
 
 def subject_of(
-    model: Predictor | nn.Module, images: Any, layer: int | str | None, grid: tuple[int, int] | None
+    model: Predictor | nn.Module, images: object, layer: int | str | None, grid: tuple[int, int] | None
 ) -> Subject:
     """The network that is explained for `model`.
 
@@ -128,7 +127,7 @@ def _loaded(module: nn.Module) -> Predictor:
         raise UsageError(what, why=f"vitral cannot prepare them: {reason.why}") from reason
 
 
-def _prepared(predictor: Predictor, given: Any) -> tuple[Tensor, list[np.ndarray], list[str]]:
+def _prepared(predictor: Predictor, given: object) -> tuple[Tensor, list[np.ndarray], list[str]]:
     items = list(expand(given))
     if not items:
         raise UsageError("there is no image to explain")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ _HEAD = 2.6 * LINE
 _SPACE = "␣"
 
 
-def save_text(text: ReadText, maps: Sequence[Heatmap], values: dict[str, Any], path: str | Path) -> Path:
+def save_text(text: ReadText, maps: Sequence[Heatmap], values: Mapping[str, object], path: str | Path) -> Path:
     """Write one panel a character, in reading order: .png, .svg, or .json for the `values`."""
     path = check_suffix(path)
     if path.suffix.lower() == ".json":

@@ -92,7 +92,7 @@ def explain_prepared(
     names: Sequence[str],
     entry: Method,
     rows: Tensor | None = None,
-    **options: Any,
+    **options: object,
 ) -> list[TextExplanation]:
     """Explain the texts of prepared images (B, C, H, W) uint8: the texts that the network reads, or the texts in its
     `rows`."""

@@ -364,7 +364,7 @@ def metadata(predictor: Predictor) -> dict[str, str]:
     }
 
 
-def _preprocessing(predictor: Predictor, job: Job) -> dict[str, Any]:
+def _preprocessing(predictor: Predictor, job: Job) -> dict[str, object]:
     """Return the content of `preprocessing.json`: steps from an image to the input, and classes of the output."""
     levels = predictor.preprocessing.levels
     scaled = [f"values of 16 bits: {levels[0]} becomes 0 and {levels[1]} becomes 255"] if levels else []
@@ -378,7 +378,7 @@ def _preprocessing(predictor: Predictor, job: Job) -> dict[str, Any]:
     }
 
 
-def _unknown(detector: Detector | None) -> dict[str, Any]:
+def _unknown(detector: Detector | None) -> dict[str, object]:
     """Return how a program without vitral recognizes an image of no known class."""
     if detector is None:
         return {}

@@ -16,7 +16,8 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +28,11 @@ from vitral.errors import MissingExtraError, UsageError
 from vitral.export.onnx_text import ENCODER, programs, reader
 from vitral.export.target import Job, Precision, Runtime, exportable, recorded_warnings, traced
 from vitral.model import EncoderDecoder
+
+if TYPE_CHECKING:
+    import onnx_ir
+    from onnxruntime import InferenceSession
+    from torch.onnx import ONNXProgram
 
 FILE = "model.onnx"
 OPSET = 23
@@ -56,7 +62,8 @@ class ONNXTarget:
         versions = {"torch": torch.__version__, "onnx": onnx.__version__, "onnxruntime": runtime.__version__}
         versions["opset"] = str(OPSET)
         if isinstance(job.network, EncoderDecoder):
-            network: Any = exportable(job.network)
+            network = exportable(job.network)
+            assert isinstance(network, EncoderDecoder)
             for file, (traced_part, *names) in programs(job, network).items():
                 converted(job, traced_part, *names).save(folder / file, external_data=_is_large(job.network))
             return versions
@@ -102,7 +109,7 @@ def _is_large(network: nn.Module) -> bool:
     return sum(one.numel() * one.element_size() for one in network.state_dict().values()) > LARGEST
 
 
-def packages() -> tuple[Any, Any]:
+def packages() -> tuple[ModuleType, ModuleType]:
     """onnx and onnxruntime; `MissingExtraError` if one is missing."""
     try:
         import onnx
@@ -114,7 +121,7 @@ def packages() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-def session_for(file: Path) -> tuple[Any, str]:
+def session_for(file: Path) -> tuple[InferenceSession, str]:
     """A session of ONNX Runtime on the CPU, with torch's number of threads, and the runtime's title."""
     _, runtime = packages()
     options = runtime.SessionOptions()
@@ -131,16 +138,17 @@ def _traced(job: Job) -> ExportedProgram:
 
 def converted(
     job: Job, program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], axes: Sequence[str]
-) -> Any:
+) -> ONNXProgram:
     """Convert a traced network to ONNX, without the source file names that the exporter adds to each node. `axes` names
     the dynamic axes of the first input.
     """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     with recorded_warnings(job.warnings):
-        found: Any = torch.onnx.export(
+        found = torch.onnx.export(
             program, (), dynamo=True, opset_version=OPSET, input_names=inputs, output_names=outputs, verbose=False
         )
+    assert found is not None
     ClearMetadataAndDocStringPass()(found.model)
     _name_axes(found.model.graph, axes)
     found.model.metadata_props.clear()
@@ -149,7 +157,7 @@ def converted(
     return found
 
 
-def _name_axes(graph: Any, names: Sequence[str]) -> None:
+def _name_axes(graph: onnx_ir.Graph, names: Sequence[str]) -> None:
     """Rename the dynamic axes of the input, which torch.export numbers, also in sums such as `s0 + 1`."""
     sizes = zip(graph.inputs[0].shape, names, strict=False)
     named = {str(size): name for size, name in sizes if not isinstance(size, int)}

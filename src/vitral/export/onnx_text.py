@@ -11,9 +11,9 @@ The metadata `vitral.text` has the numbers of the special tokens, the largest le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from vitral.export.target import Job, recorded_warnings
 from vitral.model import DecoderConfig, EncoderDecoder
 from vitral.model.decoder import Cache
 
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 CACHE = ("keys", "values")
 PAST = ("past_keys", "past_values")
@@ -34,7 +37,7 @@ METADATA = "vitral.text"
 """Key of the metadata that a program needs to generate texts, besides the names of the tokens."""
 
 
-def facts(config: DecoderConfig) -> dict[str, Any]:
+def facts(config: DecoderConfig) -> dict[str, object]:
     """Return what a program needs to generate texts, besides the names of the tokens."""
     return {
         "start": config.start_token,
@@ -70,8 +73,8 @@ class Step(nn.Module):
         self, past_keys: Tensor, past_values: Tensor, tokens: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         past = list(zip(past_keys.unbind(), past_values.unbind(), strict=True))
-        memory: list[Any] = list(zip(keys.unbind(), values.unbind(), strict=True))
-        cache = Cache([*past], memory, None, past_keys.shape[3])
+        memory = list(zip(keys.unbind(), values.unbind(), strict=True))
+        cache = Cache([*past], [*memory], None, past_keys.shape[3])
         logits = self.decoder.step(tokens, cache)[:, -1]
         extended = [one for one in cache.text if one is not None]
         return logits, torch.stack([one[0] for one in extended]), torch.stack([one[1] for one in extended])
@@ -104,7 +107,9 @@ def programs(job: Job, network: EncoderDecoder) -> dict[str, tuple[ExportedProgr
         }
 
 
-def reader(folder: Path, session_for: Callable[[Path], tuple[Any, str]]) -> tuple[str, Callable[[np.ndarray], Any]]:
+def reader(
+    folder: Path, session_for: Callable[[Path], tuple[InferenceSession, str]]
+) -> tuple[str, Callable[[np.ndarray], np.ndarray]]:
     """Load both parts by `session_for`: the runtime's title, and a function from images to the rows of `greedy`."""
     (encoder, title), (step, _) = session_for(folder / ENCODER), session_for(folder / STEP)
     about = parse(encoder.get_modelmeta().custom_metadata_map[METADATA])
@@ -115,7 +120,9 @@ def reader(folder: Path, session_for: Callable[[Path], tuple[Any, str]]) -> tupl
     return title, run
 
 
-def greedy(encoder: Any, step: Any, images: np.ndarray, about: dict[str, Any]) -> np.ndarray:
+def greedy(
+    encoder: InferenceSession, step: InferenceSession, images: np.ndarray, about: Mapping[str, Any]
+) -> np.ndarray:
     """Generate the likeliest token at every place by two sessions: rows (B, 2 × length), as `model.decoder.greedy`."""
     count, shape = len(images), about["cache"]
     image = dict(zip(CACHE, encoder.run(None, {"images": images}), strict=True))

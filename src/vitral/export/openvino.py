@@ -10,13 +10,16 @@ own converter. The proof computes in fp32: rounding by a CPU with bf16 instructi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from vitral.export.target import Job, Precision, Runtime, recorded_warnings, traced
 from vitral.inference.engines.openvino import package, shared_core
+
+if TYPE_CHECKING:
+    import openvino
 
 FILE = "model.xml"
 
@@ -59,7 +62,7 @@ class OpenVINOTarget:
         return Runtime(f"OpenVINO {version}, CPU, fp32", run)
 
 
-def _converted(job: Job) -> Any:
+def _converted(job: Job) -> openvino.Model:
     """Convert the traced network to an OpenVINO model with named input and output."""
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -121,7 +120,7 @@ class Proof:
                 )
         return "; ".join(failed)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data; values that are not finite are None."""
         bar = {name: limit for name, limit in asdict(self.bar).items() if math.isfinite(limit)}
         difference = self.difference if math.isfinite(self.difference) else None

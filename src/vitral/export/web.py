@@ -17,7 +17,7 @@ import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from vitral.export.explained import PREDICTED, method_of, traced_with_map
 from vitral.export.graph import check_exact
 from vitral.export.onnx import FILE, LARGEST, converted, packages, session_for
 from vitral.export.target import Job, Precision, Runtime, exportable, traced
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 PACKAGE = npm.Package(
     "onnxruntime-web",
@@ -149,7 +152,7 @@ def write_graph(job: Job, folder: Path) -> dict[str, str]:
     return {"torch": torch.__version__, "onnx": onnx.__version__, "onnxruntime": runtime.__version__}
 
 
-def with_map(session: Any) -> Callable[[np.ndarray, int], list[np.ndarray]]:
+def with_map(session: InferenceSession) -> Callable[[np.ndarray, int], list[np.ndarray]]:
     """A function that runs the graph: one standardized image (1, C, H, W) and a class to logits (1, K), the map, and
     the distance (1,) if it detects unknown images.
     """
@@ -163,7 +166,7 @@ def with_map(session: Any) -> Callable[[np.ndarray, int], list[np.ndarray]]:
     return run
 
 
-def _described(job: Job) -> dict[str, Any]:
+def _described(job: Job) -> dict[str, object]:
     """Return the content of `model.json`, which the page reads."""
     method = method_of(job.network)
     return {
@@ -180,12 +183,12 @@ def _described(job: Job) -> dict[str, Any]:
     }
 
 
-def _method(method: Method) -> dict[str, Any]:
+def _method(method: Method) -> dict[str, object]:
     known = {"name": method.name, "title": method.title, "passes": method.passes(0)}
     return {**known, "signed": method.signed, "note": method.note}
 
 
-def _explanation(job: Job, method: Method) -> dict[str, Any]:
+def _explanation(job: Job, method: Method) -> dict[str, object]:
     grid = grid_of(job.network, torch.empty(1, job.preprocessing.channels, *job.preprocessing.image_size))
     return {"method": method.name, "note": method.note, "grid": list(grid), "style": style(method.name)}
 

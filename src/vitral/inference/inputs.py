@@ -81,7 +81,7 @@ class Listed:
     """`list.txt, line 3`."""
 
 
-def is_single(images: Any) -> bool:
+def is_single(images: object) -> bool:
     """True if `images` is one image; False if it stands for any number."""
     if isinstance(images, str | os.PathLike):
         return _source(images) is None
@@ -92,7 +92,7 @@ def is_single(images: Any) -> bool:
     return not _is_iterable(images)
 
 
-def expand(images: Any) -> Iterator[Item]:
+def expand(images: object) -> Iterator[Item]:
     """Yield one `Item` for each image, in order. Images without a path are named by their number: `image 0`.
 
     An object of another type becomes an item, too: `pixels_of` refuses it by its type. Raises `DataError` for a folder
@@ -102,7 +102,7 @@ def expand(images: Any) -> Iterator[Item]:
         yield Item(name or f"image {number}", image)
 
 
-def _expand(images: Any) -> Iterator[tuple[str | None, Any]]:
+def _expand(images: Any) -> Iterator[tuple[str | None, object]]:
     if isinstance(images, Item):
         yield images.name, images.image
     elif isinstance(images, str | os.PathLike):
@@ -138,7 +138,7 @@ def _rows(batch: np.ndarray | Tensor) -> Iterator[Any]:
     yield from batch if limits is None else (Row(image, limits) for image in batch)
 
 
-def _is_iterable(images: Any) -> bool:
+def _is_iterable(images: object) -> bool:
     """True for an iterable of images; False for one image and for a table, which would yield names of columns."""
     single = (bytes, bytearray, memoryview, Image.Image, np.ndarray, Tensor, Item)
     if not isinstance(images, Iterable) or isinstance(images, single) or hasattr(images, "read"):
@@ -163,7 +163,7 @@ def _source(path: str | os.PathLike[str]) -> Folder | Archive | Shards | ListFil
         return None
 
 
-def _members(source: Folder | Archive | Shards | ListFile) -> Iterator[tuple[str, Any]]:
+def _members(source: Folder | Archive | Shards | ListFile) -> Iterator[tuple[str, object]]:
     source.check()
     if isinstance(source, Shards):
         yield from ((split.names[number], Record(split, number)) for split, number in source)

@@ -32,7 +32,7 @@ class ByValue:
     def __hash__(self) -> int:
         return hash(self._values())
 
-    def _values(self) -> tuple[Any, ...]:
+    def _values(self) -> tuple[object, ...]:
         found = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]  # it is a dataclass
         return tuple(tuple(one.tolist()) if isinstance(one, np.ndarray) else one for one in found)
 

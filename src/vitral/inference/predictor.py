@@ -352,7 +352,7 @@ class Predictor(Described):
                 warn(note)
         self._seen = snapshot
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state without the engine's module, which belongs to this process: a copy builds its own."""
         return {**self.__dict__, "_built": None, "_seen": None}
 

@@ -33,7 +33,7 @@ def in_batches(things: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def stream(
-    images: Any,
+    images: object,
     prepare: Callable[[Any, str], Tensor],
     compute: Callable[[Tensor], np.ndarray],
     batch_size: int,

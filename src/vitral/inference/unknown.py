@@ -72,7 +72,7 @@ class Detector:
         found = scored(self.score, values, logits, features, self.statistics)
         return torch.cat([values, found.to(values)[:, None]], 1)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The fields to save; the statistics are tensors of the file."""
         known = {"statistics": digest(self.statistics)} if self.statistics else {}
         return {"score": self.score, "threshold": self.threshold, **known}

@@ -271,7 +271,7 @@ class Block:
         sizes = self.width, heads, fc1.outputs, _TANH if tanh else _ERF
         self._block = BlockStruct(*sizes, scale, each, *(layer.as_struct for layer in layers))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Rebuild copies, so that their pointers refer to their own tensors."""
         return Block, self._arguments
 

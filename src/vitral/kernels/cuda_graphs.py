@@ -31,7 +31,7 @@ class SideStream:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pool: Any = None
 
     @contextmanager
@@ -52,13 +52,13 @@ class SideStream:
             tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 
-    def record(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def record(self, program: Callable[[], object]) -> tuple[Callable[[], None], Any]:
         """Capture without computing, as a `Capture`. Graphs share a memory pool, so replays must not overlap."""
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         # "thread_local": loader threads may allocate pinned memory meanwhile
-        mode = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
-        with _capture_lock, torch.cuda.graph(graph, **mode):
+        pool, stream = self._pool, self._stream
+        with _capture_lock, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             results = program()
         return graph.replay, results
 
@@ -76,7 +76,7 @@ class CapturedGraph:
     replay: Callable[[], None]
 
     @classmethod
-    def of(cls, program: Callable[..., Any], inputs: Inputs, record: Capture) -> CapturedGraph:
+    def of(cls, program: Callable[..., object], inputs: Inputs, record: Capture) -> CapturedGraph:
         """Capture `program(*inputs)`."""
         static = [None if tensor is None else tensor.clone() for tensor in inputs]
         replay, results = record(lambda: program(*static))
@@ -116,8 +116,8 @@ class Graphed(nn.Module):
         self.network = network
         self._side_stream = SideStream(next(network.parameters()).device)
         self._record = record or self._side_stream.record
-        self._calls: Counter[Any] = Counter()
-        self._graphs: dict[Any, CapturedGraph | None] = {}
+        self._calls: Counter[object] = Counter()
+        self._graphs: dict[object, CapturedGraph | None] = {}
         self._lock = threading.Lock()  # a graph has one static input
         self.train(network.training)
 

@@ -14,7 +14,7 @@ In all other cases, and in PyTorch versions without these operators, it is `F.li
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -102,11 +102,21 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
+class _Context(Protocol):
+    """State that autograd carries from forward to backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    by_cpu_kernel: bool
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _KernelLinear(torch.autograd.Function):
     """x Wᵀ + b in the dtype of x (…, in) and b, bf16 or fp32; W (out, in) is rounded to it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)  # not in `setup_context`, for which torch inspects the signature in every call
         ctx.by_cpu_kernel = x.dtype == torch.bfloat16 and cpu.supports_linear(x, weight, bias)
         bias = None if bias is None else bias.contiguous()
@@ -117,7 +127,7 @@ class _KernelLinear(torch.autograd.Function):
         return cpu.dense(x.contiguous(), cpu.pack(weight.contiguous()), len(weight), bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (gradient,) = ctx.saved_tensors, gradients
         of_x, of_weight, of_bias = ctx.needs_input_grad
         once = not torch.is_grad_enabled()  # no double backward

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ParamSpec
+from typing import ParamSpec, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -142,9 +142,21 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
     return _LinearGELU.apply(*(each.to(torch.bfloat16) for each in (x, weight, bias)), tanh)
 
 
+class _Context(Protocol):
+    """State that autograd carries from forward to backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    tanh: bool
+    scale: float
+    by_cpu_kernel: bool
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _CPULinearGELU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
         if cpu.runs_eagerly():
             packed = cpu.pack(weight.contiguous())
             hidden, out = cpu.dense_then_gelu(x.contiguous(), packed, len(weight), bias.contiguous(), tanh)
@@ -156,7 +168,7 @@ class _CPULinearGELU(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight, bias, hidden), (gradient,) = ctx.saved_tensors, gradients
         if not torch.is_grad_enabled() and cpu.runs_eagerly(gradient):
             grad_hidden = cpu.gelu_backward(gradient.contiguous(), hidden.contiguous(), ctx.tanh)
@@ -171,14 +183,14 @@ class _CPULinearGELU(torch.autograd.Function):
 
 class _LinearGELU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
         hidden = F.linear(x, weight, bias)
         ctx.save_for_backward(x, weight, bias, hidden)
         ctx.tanh = tanh
         return gelu(hidden, tanh)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, hidden = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         gradient = gradients[0].reshape(-1, len(weight))
@@ -244,7 +256,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, scale: float) -> Tensor:
+    def forward(ctx: _Context, qkv: Tensor, scale: float) -> Tensor:
         qkv = qkv.contiguous()
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
         ctx.by_cpu_kernel = cpu.supports_attention(q, k, v)
@@ -263,7 +275,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (qkv, out, lse), (gradient,) = ctx.saved_tensors, gradients
         if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():  # double backward
             return _attention_backward_by_torch(gradient, qkv, ctx.scale), None

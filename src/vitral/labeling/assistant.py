@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -47,7 +46,7 @@ class Progress:
     problem: str = ""
     """The reason why there will be no features."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data."""
         return vars(self)
 
@@ -86,7 +85,7 @@ class Assistant:
         """Compute the insight anew soon: labels have changed."""
         self._asked.set()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the insight for the page."""
         return {
             "number": self.number,

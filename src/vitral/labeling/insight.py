@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -72,11 +71,11 @@ class Accuracy:
         """(m,) True for a correct prediction."""
         return self.labels == self.predicted
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return counts, accuracy and interval; no accuracy for fewer than 30 images or groups."""
         count = len(self.labels)
         groups = count_groups(self.groups, count)
-        plain: dict[str, Any] = {"images": count, "groups": groups, "right": int(self.right.sum())}
+        plain: dict[str, object] = {"images": count, "groups": groups, "right": int(self.right.sum())}
         if groups >= FOR_ADVICE:
             interval = proportion_interval(self.right, self.groups)
             plain |= {"accuracy": float(self.right.mean()), "interval": list(interval)}
@@ -116,9 +115,9 @@ class Insight:
         zeros = np.zeros(count)
         return cls(np.full(count, -1), zeros, zeros, np.zeros(count, bool))
 
-    def to_json(self, classes: int) -> dict[str, Any]:
+    def to_json(self, classes: int) -> dict[str, object]:
         """Return plain data for the page, with percentages as whole numbers."""
-        plain: dict[str, Any] = {
+        plain: dict[str, object] = {
             "suggested": self.suggested.tolist(),
             "percent": np.floor(100 * self.probability).astype(int).tolist(),
             "doubt": np.floor(100 * self.doubt).astype(int).tolist(),

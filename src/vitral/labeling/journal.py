@@ -40,7 +40,7 @@ class Journal:
         self._size = text.rfind(b"\n") + 1
         return [self._entry(line, i + 1) for i, line in enumerate(text[: self._size].split(b"\n")[:-1])]
 
-    def _entry(self, line: bytes, number: int) -> dict[str, Any]:
+    def _entry(self, line: bytes, number: int) -> dict[str, object]:
         try:
             entry = bounded.parse(line, most_bytes=_MOST_LINE_BYTES, most_values=_MOST_VALUES)
         except ValueError as error:
@@ -54,7 +54,7 @@ class Journal:
         hint = "rename it; the labels in the table remain, and undo begins anew"
         return DataError("the journal of this table cannot be read", where=self.path, why=why, hint=hint)
 
-    def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
+    def append(self, entries: Iterable[Mapping[str, object]]) -> None:
         """Write entries, all of them or none, and wait until the disk has them. Raises `WriteError`."""
         lines = b"".join(json.dumps(one, ensure_ascii=False).encode() + b"\n" for one in entries)
         try:

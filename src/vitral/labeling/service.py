@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -81,7 +81,7 @@ class Labeling:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def run(self, work: Callable[..., T], *given: Any) -> T:
+    async def run(self, work: Callable[..., T], *given: object) -> T:
         """The result of a function that would block the event loop for a moment."""
         return await asyncio.get_running_loop().run_in_executor(self._quick, partial(work, *given))
 
@@ -116,7 +116,7 @@ def answering(work: Callable[[Labeling, Request], Awaitable[Response]]) -> Endpo
     return endpoint
 
 
-async def json_body(labeling: Labeling, request: Request) -> dict[str, Any]:
+async def json_body(labeling: Labeling, request: Request) -> dict[str, object]:
     """The JSON object of a request, within the limits."""
     bodies.declared_size(request, labeling.limits)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":

@@ -115,7 +115,7 @@ class Session:
         new = self._unknown(found)
         known = self.state.classes
         self.state = with_images(self.state, new, classes)
-        added: list[dict[str, Any]] = [] if entries else [{"format": FORMAT}]
+        added: list[dict[str, object]] = [] if entries else [{"format": FORMAT}]
         if new or self.state.classes != known:
             more = [name for name in classes if name not in known]
             added.append({"add": [_plain(*one) for one in new], "classes": more})
@@ -129,7 +129,7 @@ class Session:
             self.notes.append(f"{count(len(self.missing), 'image')} of the journal cannot be found: {names}")
         self._write()
 
-    def _replayed(self, entries: Sequence[dict[str, Any]]) -> State:
+    def _replayed(self, entries: Sequence[dict[str, object]]) -> State:
         state = State()
         for number, entry in enumerate(entries, 1):
             try:

@@ -57,9 +57,9 @@ class Action:
     labels: tuple[str, ...] = ()
     """The class of each image, for suggestions that are accepted."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields that are set."""
-        plain: dict[str, Any] = {"do": self.do, "images": list(self.images), "label": self.label, "name": self.name}
+        plain: dict[str, object] = {"do": self.do, "images": list(self.images), "label": self.label, "name": self.name}
         plain["labels"] = list(self.labels)
         return {key: value for key, value in plain.items() if value or key == "do"}
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from vitral import bounded
 from vitral.errors import UsageError, VitralError
@@ -128,18 +127,18 @@ class Teacher:
             self._planning.end()
         self._planning = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the state for the page: of the plan, otherwise of the run; and what is there of a finished run."""
         with self._guard:
             done = self.finished
-            plain = {"finished": shown(str(done)) if done else "", "home": self.home.to_json(done)}
+            plain: dict[str, object] = {"finished": shown(str(done)) if done else "", "home": self.home.to_json(done)}
             if self._planning is not None:
                 return plain | self._plan_to_json(self._planning)
             if self._training is not None:
                 return plain | self._run_to_json(self._training)
             return plain | {"state": "none"}
 
-    def _plan_to_json(self, process: Process) -> dict[str, Any]:
+    def _plan_to_json(self, process: Process) -> dict[str, object]:
         plain = {"minutes": self._minutes}
         if process.code is None:
             return {**plain, "state": "planning"}
@@ -147,7 +146,7 @@ class Teacher:
             return {**plain, "state": "failed", "why": process.error()}
         return {**plain, "state": "planned", "plan": read_plan(process.printed())}
 
-    def _run_to_json(self, process: Process) -> dict[str, Any]:
+    def _run_to_json(self, process: Process) -> dict[str, object]:
         assert self.run is not None
         folder = RunFolder(self.run)
         plain = {
@@ -188,7 +187,7 @@ def read_epochs(metrics: Path) -> list[dict[str, float]]:
     return found
 
 
-def read_result(file: Path) -> dict[str, Any]:
+def read_result(file: Path) -> dict[str, object]:
     """Return the accuracy of a run with its interval, on test images or else on validation images."""
     plain = bounded.read(file)
     for split in ("test", "val"):

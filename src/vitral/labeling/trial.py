@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class Trial:
         self._decoder.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, upload: Item, run: Path | None = None) -> dict[str, Any]:
+    async def answer(self, upload: Item, run: Path | None = None) -> dict[str, object]:
         """Return the prediction of an image, numbers of labeled images like it, and its map, as plain data.
 
         The suggestions predict, or a run. Raises `UsageError` before there are suggestions, `Problem` for an image that
@@ -67,7 +67,7 @@ class Trial:
         assert ticket.image is not None
         return await self._compute(self._answer, backbone, predictor, upload, ticket.image)
 
-    async def _compute(self, work: Callable[..., T], *given: Any) -> T:
+    async def _compute(self, work: Callable[..., T], *given: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
     def _load(self, run: Path | None) -> tuple[Predictor, Predictor]:
@@ -80,7 +80,7 @@ class Trial:
             self._run = run, load(run)
         return self._backbone, self._run[1]
 
-    def _answer(self, backbone: Predictor, predictor: Predictor, upload: Item, image: Tensor) -> dict[str, Any]:
+    def _answer(self, backbone: Predictor, predictor: Predictor, upload: Item, image: Tensor) -> dict[str, object]:
         of_backbone = image if predictor is backbone else backbone.prepare(upload.image, upload.name)
         features = backbone.features(of_backbone[None]).numpy().astype(np.float64)
         if predictor is backbone:
@@ -122,7 +122,7 @@ def _decoded(ticket: Ticket) -> None:
     settle([ticket], [None])
 
 
-def _explained(predictor: Predictor, image: Tensor, target: int) -> dict[str, Any] | None:
+def _explained(predictor: Predictor, image: Tensor, target: int) -> dict[str, object] | None:
     """Return the map of the predicted class with the image as the network saw it; None for other networks."""
     if not isinstance(predictor.network, ViT) or predictor.preprocessing.native:
         return None

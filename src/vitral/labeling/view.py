@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vitral.data.label_table import CHECKED
 from vitral.labeling.assistant import Assistant
 from vitral.labeling.session import Session
@@ -11,7 +9,7 @@ from vitral.labeling.state import Change
 from vitral.wording import shown
 
 
-def whole(session: Session, assistant: Assistant | None = None) -> dict[str, Any]:
+def whole(session: Session, assistant: Assistant | None = None) -> dict[str, object]:
     """Return all images with their marks. Names are shown, never used as paths: the page asks by number."""
     state = session.state
     given = sorted({image.given for image in state.images if image.given})
@@ -26,7 +24,7 @@ def whole(session: Session, assistant: Assistant | None = None) -> dict[str, Any
     }
 
 
-def changed(session: Session, version: int, assistant: Assistant | None = None, number: int = -1) -> dict[str, Any]:
+def changed(session: Session, version: int, assistant: Assistant | None = None, number: int = -1) -> dict[str, object]:
     """Return the changes since a version: marks, classes, what can be undone, and insight other than of `number`."""
     delta = session.since(version)
     state = session.state

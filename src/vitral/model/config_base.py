@@ -61,13 +61,13 @@ class ConfigBase:
                 raise UsageError(f"{name.replace('_', ' ')} must be at most {most:,}, not {largest}")
 
 
-def _nested(value: Any, kind: Any) -> Any:
+def _nested(value: object, kind: object) -> object:
     """Convert a JSON value: an object to the field's configuration, if it has one, and lists to tuples."""
     configs = [one for one in get_args(kind) or (kind,) if isinstance(one, type) and issubclass(one, ConfigBase)]
     return configs[0].from_json(value) if configs and isinstance(value, dict) else _tuples(value)
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> object:
     """Convert JSON lists to tuples, recursively."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 

@@ -43,7 +43,7 @@ def is_here(value: str) -> bool:
     return value.startswith(f"{HERE}:")
 
 
-def name_of(option: str, part: Any) -> str:
+def name_of(option: str, part: object) -> str:
     """Return the name of a function, a class or an object: `MODULE:FUNCTION` if it can be imported by it."""
     module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", "")
     if module != "__main__" and name.isidentifier() and getattr(sys.modules.get(str(module)), name, None) is part:
@@ -54,7 +54,7 @@ def name_of(option: str, part: Any) -> str:
     return _named(f"{HERE}:{option}_{label}", part)
 
 
-def _named(name: str, part: Any) -> str:
+def _named(name: str, part: object) -> str:
     """Keep a part of this process under a name, or under NAME.2, NAME.3 … if another part has it."""
     numbered = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
     free = next(one for one in numbered if _here.get(one, part) is part)

@@ -206,7 +206,7 @@ class PositionTables:
     def __init__(self, position: str, rope: Rope | None, dim: int, heads: int, prefix: int):
         self.position, self.rotary = POSITIONS[position], rope or POSITIONS[position]
         self.dim, self.head_dim, self.prefix = dim, dim // heads, prefix
-        self.cache: dict[tuple[Any, ...], Any] = {}
+        self.cache: dict[tuple[object, ...], object] = {}
 
     def added(self, grid: Grid, device: torch.device) -> Tensor | None:
         """Table to add to the patches, (rows × columns, D); None without."""
@@ -235,7 +235,7 @@ class PositionTables:
         with torch.autocast(table.device.type, enabled=False):  # positions stay fp32, as on the original grid
             return self._once(("resizing", new, table.device, table.dtype), make) @ table
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def _once(self, key: tuple[object, ...], make: Callable[[], object]) -> Any:
         """Cached result of `make`, never an inference-mode tensor, which backward cannot use."""
         if torch.compiler.is_exporting():
             return make()  # a fake tensor of this export

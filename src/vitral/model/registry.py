@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vitral.errors import UsageError, unknown
 from vitral.model.config import ViTConfig
@@ -46,12 +46,12 @@ def with_image_size(config: ModelConfig, size: int | tuple[int, int]) -> ModelCo
     return replace(config, image_size=size)
 
 
-def config_to_json(config: ModelConfig) -> dict[str, Any]:
+def config_to_json(config: ModelConfig) -> dict[str, object]:
     """Plain data with the kind, for `config_from_json`."""
     return {"kind": _kind(config), **config.to_json()}
 
 
-def config_from_json(data: Mapping[str, Any]) -> ModelConfig:
+def config_from_json(data: Mapping[str, object]) -> ModelConfig:
     """Build a configuration from the output of `config_to_json`. Without a kind it is a ViT, as in older files.
 
     Raises `UsageError` for an unknown kind or field, and for invalid values.

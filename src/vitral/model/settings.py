@@ -27,17 +27,17 @@ _NO_SETTINGS = frozenset((*vars(nn.Module()), "cache", "observer"))
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device))
 
 
-def settings_of(part: object) -> dict[str, Any]:
+def settings_of(part: object) -> dict[str, object]:
     """Return name → value of the settings of one module, as plain values that `==` compares."""
     own = vars(part) if hasattr(part, "__dict__") else {}
     return {name: plain(one) for name, one in own.items() if name not in _NO_SETTINGS and not _is_table(one)}
 
 
-def _is_table(value: Any) -> bool:
+def _is_table(value: object) -> bool:
     return isinstance(value, Tensor) and (value.numel() != 1 or value.is_meta)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a value that is equal for objects with the same content: functions by their code, objects of vitral by
     their settings, objects of other libraries by their class.
     """
@@ -86,7 +86,7 @@ _SEPARATE = {"": (*SWITCHES, "config"), "encoder": SWITCHES, "head": ("out_featu
 """Part → settings that are no difference: a head of other outputs is found by `check_head`."""
 
 
-def _difference(part: nn.Module, fresh: Mapping[str, Any], separate: Sequence[str]) -> tuple[str, str] | None:
+def _difference(part: nn.Module, fresh: Mapping[str, object], separate: Sequence[str]) -> tuple[str, str] | None:
     """Return the name of the first setting that differs, and both values as text; `separate` settings may differ."""
     own = settings_of(part)
     for name in {**fresh, **own}:
@@ -109,13 +109,13 @@ def _is_known(part: nn.Module) -> bool:
     return isinstance(part, EncoderDecoder) or any(part.backend is one for one in known)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = getattr(value, "co_name", None) or getattr(value, "__name__", None) or repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 @functools.lru_cache(maxsize=16)
-def _fresh(config: ModelConfig) -> dict[str, tuple[type, dict[str, Any]]]:
+def _fresh(config: ModelConfig) -> dict[str, tuple[type, dict[str, object]]]:
     """Return name → class and settings of the parts of a network newly built from this configuration."""
     with torch.device("meta"):
         built = network(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -206,7 +206,7 @@ class _PrunedBlock:
         found.block.register_forward_pre_hook(found.keep)
         return found
 
-    def keep(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def keep(self, _: nn.Module, inputs: tuple[object, ...]) -> None:
         self.given = inputs
 
     def saved_flops(self) -> int:
@@ -223,7 +223,7 @@ class _PrunedBlock:
 
 def _to_meta(model: nn.Module) -> nn.Module:
     """Copy a model to the meta device. The memo maps its tensors to meta tensors, so deepcopy copies no values."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
+    memo: dict[int, object] = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
     memo |= {id(b): b.to("meta") for b in model.buffers()}
     network = copy.deepcopy(model, memo)
     for module in network.modules():  # hooks of the original must not see this run
@@ -308,8 +308,12 @@ class _ArgumentTracer(TorchFunctionMode):
         self.visit = visit
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         for argument in args:
             for value in argument if isinstance(argument, list | tuple) else (argument,):
                 self.visit(value)
@@ -335,7 +339,7 @@ def _own_flops(totals: dict[str, int]) -> dict[str, int]:
     return own
 
 
-def _parent(name: str, names: dict[str, Any]) -> str:
+def _parent(name: str, names: Collection[str]) -> str:
     """Nearest enclosing layer with a row; lists of layers have none."""
     while name:
         name = name.rpartition(".")[0]

@@ -132,7 +132,7 @@ WRITE_UPS: dict[str, ViTConfig] = {
 }
 
 
-def config(name: str, **changes: Any) -> ModelConfig:
+def config(name: str, **changes: object) -> ModelConfig:
     """Configuration of a named network: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8"), a hybrid ("R26+S/32"), a ResNet
     ("BiT-R50x1"), a reproduction, or a network of another library ("timm:resnet18", `vitral.model.foreign`).
 
@@ -163,7 +163,7 @@ def config_fields(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
     return ViTConfig, {"patch_size": patch, **size._asdict()}
 
 
-def _hybrid(name: str) -> dict[str, Any]:
+def _hybrid(name: str) -> dict[str, object]:
     stem, _, rest = name.partition("+")
     size, _, number = rest.partition("/")
     if size in SIZES and stem == CONV and number in map(str, CONV_PATCHES):
@@ -205,7 +205,7 @@ def parse(name: str) -> tuple[Size, tuple[int, int]]:
 
 
 @partial(checked, options=keywords({**kinds_of(BiTConfig), **kinds_of(ViTConfig)}))
-def create(name: str, **changes: Any) -> Network:
+def create(name: str, **changes: object) -> Network:
     """Build a newly initialized network.
 
     Args:
@@ -238,7 +238,7 @@ def catalog() -> list[dict[str, Any]]:
     ]
 
 
-def _entry(name: str, note: str) -> dict[str, Any]:
+def _entry(name: str, note: str) -> dict[str, object]:
     shape = config(name)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in network(shape).parameters())
@@ -326,7 +326,7 @@ def _names_like(config: ViTConfig | BiTConfig) -> list[str]:
     return [*(f"{size}/{_patch(config)}" for size in SIZES), *WRITE_UPS]
 
 
-def _changes(config: ViTConfig | BiTConfig, own: Mapping[str, Any]) -> list[str]:
+def _changes(config: ViTConfig | BiTConfig, own: Mapping[str, object]) -> list[str]:
     """Fields of `config` that differ from `own` and from the defaults, as arguments."""
     defaults = {field.name: field.default for field in fields(config)}
     return [

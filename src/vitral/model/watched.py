@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import _has_any_global_hook
 
+if TYPE_CHECKING:
+    from vitral.model.vit import ViT
 
-def pooled_queries(network: Any) -> int | None:
+
+def pooled_queries(network: ViT) -> int | None:
     """Return the number of leading tokens that the last block of a ViT computes; None for all.
 
     These are the tokens that the head reads, unless someone watches the block or the final norm.
@@ -77,11 +80,11 @@ _SILENT = ("vitral.", "torch.distributed.", "torch.utils.module_tracker")
 """Modules whose hooks and parts need no other tokens: FSDP gathers weights, a tracker notes names."""
 
 
-def _is_foreign(function: Callable[..., Any]) -> bool:
+def _is_foreign(function: Callable[..., object]) -> bool:
     return not _home(function).startswith(_SILENT)
 
 
-def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+def foreign_hooks(module: nn.Module) -> list[Callable[..., object]]:
     """List the forward hooks of a module, without those that only observe, such as vitral's in another thread."""
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     return [hook for hook in hooks if _home(hook) not in _OBSERVERS and not _home(hook).startswith("vitral.")]
@@ -90,6 +93,6 @@ def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
 _OBSERVERS = {"transformers.utils.output_capturing"}  # stay after `output_attentions=True`, and change nothing
 
 
-def _home(function: Any) -> str:
+def _home(function: object) -> str:
     """Name of the module of a function, or of the one that a partial calls."""
     return str(getattr(getattr(function, "func", function), "__module__", ""))

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vitral.data import DataSet
 from vitral.device import Machine
 from vitral.errors import UsageError
@@ -96,7 +94,7 @@ def linear_probe(stats: DatasetStats, machine: Machine) -> Plan:
     )
 
 
-def check(dataset: DataSet, config: Any, run: Run) -> None:
+def check(dataset: DataSet, config: object, run: Run) -> None:
     """Raise `UsageError` for data and networks that do not support a linear probe."""
     if "val" not in dataset.splits:
         why = "the regularization strength is chosen on validation images"

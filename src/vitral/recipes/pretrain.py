@@ -183,7 +183,7 @@ def _shape(stats: DatasetStats, gpu: bool) -> Shape:
     return Shape((side, side), f"{name}/16", "random-resized", _PLAIN)
 
 
-def _plan(method: str, stats: DatasetStats, machine: Machine, shape: Shape | None = None, **options: Any) -> Plan:
+def _plan(method: str, stats: DatasetStats, machine: Machine, shape: Shape | None = None, **options: object) -> Plan:
     """The run that all methods share, with a method's `options`, by default of a ViT with plain patches."""
     gpu = machine.device.type == "cuda"
     shape = shape or _shape(stats, gpu)

@@ -57,7 +57,7 @@ def _adjustments(stats: DatasetStats, gpu: bool, crop: Crop, epochs: int) -> dic
     photographs = crop == "random-resized"
     if stats.channels == 1:
         return {"lr": 1e-2, "erase": 0.0 if photographs else 0.3}
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if _deep(stats):
         changes = {"schedule": "linear", "label_smoothing": 0.2, "whiten": True, "shift": 1 / 16, "ema": 0.99}
         if gpu:  # a wider network, and a longer run

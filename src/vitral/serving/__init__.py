@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -24,7 +24,7 @@ def app(
     tokens: tuple[str, ...] = (),
     limits: Limits | None = None,
     right: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> Starlette:
     """Load models and return the ASGI application that serves them.
 

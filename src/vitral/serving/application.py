@@ -7,7 +7,6 @@ import base64
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from PIL import Image
 from starlette.applications import Starlette
@@ -37,7 +36,7 @@ _NOT_STARTED = "it has not started: a server, or the application that mounts thi
 _WATCH_AFTER = 0.2
 """Seconds of a request after which a client that leaves is noticed."""
 
-Work = Callable[[Service, Question, Sequence[Item]], Awaitable[dict[str, Any]]]
+Work = Callable[[Service, Question, Sequence[Item]], Awaitable[dict[str, object]]]
 
 
 def build(service: Service) -> Starlette:
@@ -142,7 +141,7 @@ async def _while_connected(request: Request) -> AsyncIterator[None]:
             one.cancel()
 
 
-async def predict(service: Service, asked: Question, uploads: Sequence[Item]) -> dict[str, Any]:
+async def predict(service: Service, asked: Question, uploads: Sequence[Item]) -> dict[str, object]:
     """Predictions of each image, as `vitral predict` prints them, with a heat map if `explain` names a method."""
     model = service.model(asked.model)
     explained = model.check_explanation(asked.explain, asked.target) if asked.explain else None
@@ -167,7 +166,7 @@ async def predict(service: Service, asked: Question, uploads: Sequence[Item]) ->
     return {"model": model.name, "version": model.version, "predictions": predictions}
 
 
-def explanation_of(found: Heatmap | TextExplanation, overlay: bool) -> dict[str, Any]:
+def explanation_of(found: Heatmap | TextExplanation, overlay: bool) -> dict[str, object]:
     """A heat map as plain data; with `overlay`, the image as the network saw it and the map over it as PNG. For a text,
     return the map of each character.
     """
@@ -182,7 +181,7 @@ def explanation_of(found: Heatmap | TextExplanation, overlay: bool) -> dict[str,
     return plain
 
 
-def _text_explanation(found: TextExplanation, overlay: bool) -> dict[str, Any]:
+def _text_explanation(found: TextExplanation, overlay: bool) -> dict[str, object]:
     plain = {name: value for name, value in found.to_json().items() if name in ("method", "characters", "note")}
     if overlay and found.maps:
         from vitral.explanation.drawing import enlarged
@@ -199,7 +198,7 @@ def _data_url(image: Image.Image) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-async def embed(service: Service, asked: Question, uploads: Sequence[Item]) -> dict[str, Any]:
+async def embed(service: Service, asked: Question, uploads: Sequence[Item]) -> dict[str, object]:
     """The features of each image that the head of the network reads."""
     model = service.model(asked.model)
     model.check_embedding()

@@ -37,13 +37,13 @@ class Ticket:
     """The time when it was decoded."""
 
 
-def settle(tickets: Sequence[Ticket], answers: Sequence[Any] | Exception) -> None:
+def settle(tickets: Sequence[Ticket], answers: Sequence[object] | Exception) -> None:
     """Give each ticket its answer, or all of them an error, from any thread. All are of one event loop."""
     with suppress(RuntimeError):  # the loop is closed, and nobody waits
         tickets[0].answer.get_loop().call_soon_threadsafe(_settle, tickets, answers)
 
 
-def _settle(tickets: Sequence[Ticket], answers: Sequence[Any] | Exception) -> None:
+def _settle(tickets: Sequence[Ticket], answers: Sequence[object] | Exception) -> None:
     if isinstance(answers, Exception):
         for ticket in tickets:
             if not ticket.answer.done():
@@ -75,7 +75,7 @@ class Batcher:
 
     def __init__(
         self,
-        compute: Callable[[Tensor], Sequence[Any]],
+        compute: Callable[[Tensor], Sequence[object]],
         executor: Executor,
         *,
         size: int,

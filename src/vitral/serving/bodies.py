@@ -37,7 +37,7 @@ class Question:
     timeout: float | None = None
 
 
-def question(query: Mapping[str, Any], body: Mapping[str, Any]) -> Question:
+def question(query: Mapping[str, object], body: Mapping[str, object]) -> Question:
     """Read the parameters of the query and of the body; a parameter may stand in one of them."""
     if twice := sorted(query.keys() & body.keys()):
         raise Problem("bad-request", f"'{twice[0]}' stands in the query and in the body")
@@ -182,7 +182,7 @@ async def _multipart(request: Request, body: bytes, limits: Limits) -> Parsed:
 
 def _parts(form: FormData) -> Parsed:
     uploads: list[Item] = []
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             if name not in ("image", "images"):

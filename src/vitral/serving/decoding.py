@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from torch import Tensor
 
@@ -92,7 +91,7 @@ class Decoder:
         return prepare(upload.image, upload.name)
 
 
-def _give_up(answer: asyncio.Future[Any]) -> None:
+def _give_up(answer: asyncio.Future[object]) -> None:
     if not answer.cancel() and not answer.cancelled():
         answer.exception()  # asyncio logs errors that nobody has asked for
 

@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 from contextvars import ContextVar
-from typing import Any
 
 from vitral.wording import printable
 
@@ -29,15 +28,15 @@ class _Text(logging.Formatter):
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z"
-        line: dict[str, Any] = {"time": stamp, "level": record.levelname.lower(), "message": record.getMessage()}
+        line: dict[str, object] = {"time": stamp, "level": record.levelname.lower(), "message": record.getMessage()}
         line |= _fields(record)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    found: dict[str, Any] = dict(getattr(record, "fields", {}))
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    found: dict[str, object] = dict(getattr(record, "fields", {}))
     if current := request_id.get():
         found.setdefault("request_id", current)
     return found
@@ -53,6 +52,6 @@ def configure(style: str) -> None:
         logger.setLevel(level)
 
 
-def log(message: str, level: int = logging.INFO, **fields: Any) -> None:
+def log(message: str, level: int = logging.INFO, **fields: object) -> None:
     """Log a line with named values."""
     LOGGER.log(level, message, extra={"fields": fields})

@@ -196,7 +196,7 @@ class Model:
         return heatmap(self.predictor, predicted.image, method, target)
 
     @cached_property
-    def methods(self) -> list[dict[str, Any]]:
+    def methods(self) -> list[dict[str, object]]:
         """Methods of explanation that fit this network and the limit of passes, the default first."""
         fitting = [
             {
@@ -240,7 +240,7 @@ class Model:
             raise Problem("no-explanation", f"{error.what}; name one as target: {error.why}") from error
         return None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The facts that clients need, as plain data."""
         predictor = self.predictor
         return {

@@ -29,7 +29,7 @@ _READING = (
 """Problems of every request with images."""
 
 
-def openapi(service: Service) -> dict[str, Any]:
+def openapi(service: Service) -> dict[str, object]:
     """The description of a server: its limits, its methods of explanation, and if requests must carry a token."""
     limits, token = service.limits, service.access.needs_token
     fields = _fields(dict.fromkeys(str(one["name"]) for model in service.models.values() for one in model.methods))
@@ -48,8 +48,8 @@ def openapi(service: Service) -> dict[str, Any]:
     return described
 
 
-def _paths(limits: Limits, token: bool, fields: Fields) -> dict[str, Any]:
-    secured: dict[str, Any] = {"security": [{"token": []}]} if token else {}
+def _paths(limits: Limits, token: bool, fields: Fields) -> dict[str, object]:
+    secured: dict[str, object] = {"security": [{"token": []}]} if token else {}
     denied = ("unauthorized",) if token else ()
     embedding = {name: fields[name] for name in ("model", "timeout")}
     return {
@@ -85,11 +85,11 @@ def _paths(limits: Limits, token: bool, fields: Fields) -> dict[str, Any]:
     }
 
 
-def _get(summary: str, schema: str, problems: tuple[str, ...] = ()) -> dict[str, Any]:
+def _get(summary: str, schema: str, problems: tuple[str, ...] = ()) -> dict[str, object]:
     return {"summary": summary, "responses": {"200": _answer(schema), **_problems(problems)}}
 
 
-def _with_images(limits: Limits, schema: str, problems: tuple[str, ...], parameters: Fields) -> dict[str, Any]:
+def _with_images(limits: Limits, schema: str, problems: tuple[str, ...], parameters: Fields) -> dict[str, object]:
     file = {"type": "string", "contentMediaType": "application/octet-stream"}
     files = {"type": "array", "items": file, "minItems": 1, "maxItems": limits.images}
     fields = {name: schema for name, (schema, _) in parameters.items() if name != "timeout"}
@@ -113,11 +113,11 @@ def _with_images(limits: Limits, schema: str, problems: tuple[str, ...], paramet
     }
 
 
-def _answer(schema: str) -> dict[str, Any]:
+def _answer(schema: str) -> dict[str, object]:
     return {"description": "done", "content": {"application/json": {"schema": _ref(schema)}}}
 
 
-def _problems(names: tuple[str, ...]) -> dict[str, Any]:
+def _problems(names: tuple[str, ...]) -> dict[str, object]:
     """Responses by status; problems of one status share an entry."""
     found: dict[str, Any] = {}
     for name in names:
@@ -135,7 +135,7 @@ def _ref(schema: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{schema}"}
 
 
-def _closed(properties: dict[str, Any], which: str) -> dict[str, Any]:
+def _closed(properties: Mapping[str, object], which: str) -> dict[str, object]:
     """An object without other properties, with `image` or `images`: one of them (`oneOf`), or both (`anyOf`)."""
     required = [{"required": ["image"]}, {"required": ["images"]}]
     return {"type": "object", "properties": properties, "additionalProperties": False, which: required}
@@ -156,22 +156,22 @@ def _fields(methods: Iterable[str]) -> Fields:
     }
 
 
-def _parameters(fields: Fields) -> dict[str, Any]:
+def _parameters(fields: Fields) -> dict[str, object]:
     return {
         name: {"name": name, "in": "query", "schema": schema, "description": about}
         for name, (schema, about) in fields.items()
     }
 
 
-def _object(*required: str, **properties: Any) -> dict[str, Any]:
+def _object(*required: str, **properties: object) -> dict[str, object]:
     return {"type": "object", "properties": properties, "required": list(required or properties)}
 
 
-def _list(items: dict[str, Any]) -> dict[str, Any]:
+def _list(items: Mapping[str, object]) -> dict[str, object]:
     return {"type": "array", "items": items}
 
 
-def _schemas(limits: Limits) -> dict[str, Any]:
+def _schemas(limits: Limits) -> dict[str, object]:
     text, number, whole = {"type": "string"}, {"type": "number"}, {"type": "integer"}
     base64 = {"type": "string", "format": "byte", "contentEncoding": "base64", "minLength": 1}
     named = {**_object("data", name=text, data=base64), "additionalProperties": False}

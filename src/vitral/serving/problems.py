@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -61,12 +60,12 @@ PROBLEMS: Mapping[str, Kind] = {
 class Problem(Exception):  # noqa: N818 - the word of the RFC
     """A refusal; `more` are further members of the answer."""
 
-    def __init__(self, name: str, detail: str, *, headers: Mapping[str, str] | None = None, **more: Any):
+    def __init__(self, name: str, detail: str, *, headers: Mapping[str, str] | None = None, **more: object):
         self.name, self.kind, self.detail = name, PROBLEMS[name], detail
         self.headers, self.more = dict(headers or {}), more
         super().__init__(f"{name}: {detail}")
 
-    def to_json(self, request_id: str) -> dict[str, Any]:
+    def to_json(self, request_id: str) -> dict[str, object]:
         """The members of the answer."""
         return {
             "type": f"{DOCS}#{self.name}",

@@ -39,7 +39,7 @@ class Service:
         sources: Mapping[str, Reference],
         access: Access,
         limits: Limits,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         example: bytes = b"",
         right: float | None = None,
     ):
@@ -98,7 +98,7 @@ class Service:
         self.decode.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, work: Callable[..., T], *given: Any) -> T:
+    async def run(self, work: Callable[..., T], *given: object) -> T:
         """The result of a function that would block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *given)
 

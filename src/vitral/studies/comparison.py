@@ -88,7 +88,7 @@ class Contender:
     held_out: int = 0
     """Number of images that it was measured on, of which those common to all are compared."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         about = {name: getattr(self, name) for name in ("name", "parameters", "flops", "size", "images_per_second")}
         return {
             **about,
@@ -186,7 +186,7 @@ class Comparison(Described):
         """Number of common images, and of groups if there are fewer: "400 images in 80 groups"."""
         return in_groups(len(self.images), count_groups(self.groups, len(self.images)), kind)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         differences = [
             {
                 "first": one.first,
@@ -323,7 +323,7 @@ def before_and_now(before: str | Path, now: str | Path) -> str:
     return f"{rates}: {difference}: {verdict}"
 
 
-def _training(source: str) -> tuple[str, str, Mapping[str, Any]]:
+def _training(source: str) -> tuple[str, str, Mapping[str, object]]:
     """The weights that a run started from, the epochs that it trained, and its options; empty for other weights."""
     if not is_run(Path(source)):
         return "", "", {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from vitral.studies.spans import Span, combinations, corners
 
@@ -21,7 +21,7 @@ class Asked(Protocol):
     def epochs(self) -> tuple[int, ...]: ...
 
     @property
-    def vary(self) -> Mapping[str, tuple[Any, ...] | Span]: ...
+    def vary(self) -> Mapping[str, tuple[object, ...] | Span]: ...
 
 
 class Design:
@@ -47,11 +47,11 @@ class Design:
     draws_images: ClassVar[bool] = False
     """True if each seed draws the training images anew."""
 
-    def grid(self, asked: Asked) -> Iterator[dict[str, Any]]:
+    def grid(self, asked: Asked) -> Iterator[dict[str, object]]:
         """Return the factors of each run but the seed."""
         raise NotImplementedError
 
-    def options_of(self, factors: Mapping[str, Any]) -> dict[str, Any]:
+    def options_of(self, factors: Mapping[str, object]) -> dict[str, object]:
         """Return the options of `vitral.train` that these factors stand for."""
         return dict(factors)
 
@@ -72,7 +72,7 @@ class Design:
         return ""
 
 
-def _models(asked: Asked) -> list[dict[str, Any]]:
+def _models(asked: Asked) -> list[dict[str, object]]:
     return [{"model": one} for one in asked.models] or [{}]
 
 
@@ -88,10 +88,10 @@ class ByData(Design):
     sets = ("train_share", "stratified", "model")
     draws_images = True
 
-    def grid(self, asked: Asked) -> Iterator[dict[str, Any]]:
+    def grid(self, asked: Asked) -> Iterator[dict[str, object]]:
         yield from ({**model, "fraction": one} for model in _models(asked) for one in asked.fractions)
 
-    def options_of(self, factors: Mapping[str, Any]) -> dict[str, Any]:
+    def options_of(self, factors: Mapping[str, object]) -> dict[str, object]:
         model = {name: value for name, value in factors.items() if name == "model"}
         return {**model, "train_share": factors["fraction"], "stratified": True}
 
@@ -112,7 +112,7 @@ class ByCompute(Design):
     figure = ("Accuracy over compute", "The dotted steps are the front: nothing cheaper is more accurate.")
     command, factor, column = "compute", "epochs", "length"
 
-    def grid(self, asked: Asked) -> Iterator[dict[str, Any]]:
+    def grid(self, asked: Asked) -> Iterator[dict[str, object]]:
         yield from ({**model, "epochs": one} for model in _models(asked) for one in asked.epochs)
 
     def fixes_epochs(self, stated: Collection[str]) -> bool:
@@ -132,7 +132,7 @@ class ByOptions(Design):
     figure = ("Options in order of mean accuracy", "A diamond is the mean, a line its interval, a dot a seed.")
     command, needs, example, sets = "options", "vary", "lr=1e-3,3e-4", ()
 
-    def grid(self, asked: Asked) -> Iterator[dict[str, Any]]:
+    def grid(self, asked: Asked) -> Iterator[dict[str, object]]:
         yield from combinations(corners(asked.vary))
 
 
@@ -146,7 +146,7 @@ class Search(ByOptions):
     )
     searches = True
 
-    def grid(self, asked: Asked) -> Iterator[dict[str, Any]]:
+    def grid(self, asked: Asked) -> Iterator[dict[str, object]]:
         yield from ()
 
     def fixes_epochs(self, stated: Collection[str]) -> bool:

@@ -140,7 +140,7 @@ class _Runs:
     accuracy: dict[tuple[Any, ...], float]
 
 
-def _by_others(done: Sequence[Outcome], name: str, value: Any) -> dict[tuple[Any, ...], float]:
+def _by_others(done: Sequence[Outcome], name: str, value: object) -> dict[tuple[object, ...], float]:
     """Accuracies of the runs with this value of an option, by seed and the other options."""
     return {
         (one.cell.seed, *(v for n, v in one.cell.factors.items() if n != name)): one.accuracy or 0.0
@@ -164,7 +164,7 @@ class Results:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Combinations of factors, in the order of the grid."""
-        found: dict[tuple[Any, ...], list[Outcome]] = {}
+        found: dict[tuple[object, ...], list[Outcome]] = {}
         for one in self.outcomes:
             found.setdefault(tuple(one.cell.factors.values()), []).append(one)
         return tuple(Group(dict(each[0].cell.factors), tuple(each)) for each in found.values())
@@ -285,7 +285,7 @@ class Results:
             rows.writerow([*own, one.cell.seed, one.status, *values, f"cells/{one.cell.name}", one.why])
         return text.getvalue()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data: the study, every run, means over seeds and differences."""
         runs = [_as_json(one) for one in self.outcomes]
         means = [
@@ -310,7 +310,7 @@ class Results:
             **self._winner(),
         }
 
-    def _winner(self) -> dict[str, Any]:
+    def _winner(self) -> dict[str, object]:
         """The winner of a search with its figure on the test split, the only one that is stated."""
         best = self.best
         if not self.study.design.searches or best is None:
@@ -332,7 +332,7 @@ class Results:
         }
 
 
-def _as_json(one: Outcome) -> dict[str, Any]:
+def _as_json(one: Outcome) -> dict[str, object]:
     about = {field.name: getattr(one, field.name) for field in dataclasses.fields(one) if field.name not in _OF_TRIALS}
     of_trial = {"curve": one.curve, "planned_epochs": one.planned_epochs} if one.curve else {}
     return {**about, **of_trial, "cell": one.cell.name, "factors": dict(one.cell.factors), "seed": one.cell.seed}

@@ -50,7 +50,7 @@ def check_installed() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def propose(study: Study, past: Sequence[Past]) -> dict[str, Any]:
+def propose(study: Study, past: Sequence[Past]) -> dict[str, object]:
     """Return the varied options of the next trial: `study.first` for the first one, then by a Parzen estimator (TPE,
     Bergstra et al. 2011) of the results. Repetitions are avoided where possible.
     """
@@ -58,7 +58,7 @@ def propose(study: Study, past: Sequence[Past]) -> dict[str, Any]:
     if number == 0 and study.first:
         return dict(study.first)
     earlier = [dict(one.factors) for one in past]
-    factors: dict[str, Any] = {}
+    factors: dict[str, object] = {}
     for draw in range(_DRAWS):
         search = _open(study, past, _DRAWS * number + draw, guided=draw < _DRAWS // 10)
         factors = _decoded(study, search.ask(_space(study)).params)
@@ -126,7 +126,7 @@ def _space(study: Study) -> dict[str, BaseDistribution]:
     """Return the distribution of each option; a list is drawn by its indices, since values may be sizes."""
     from optuna import distributions
 
-    def of(values: tuple[Any, ...] | Span) -> BaseDistribution:
+    def of(values: tuple[object, ...] | Span) -> BaseDistribution:
         if not isinstance(values, Span):
             return distributions.CategoricalDistribution(tuple(range(len(values))))
         if values.whole:
@@ -136,7 +136,7 @@ def _space(study: Study) -> dict[str, BaseDistribution]:
     return {name: of(values) for name, values in study.vary.items()}
 
 
-def _encoded(study: Study, factors: Mapping[str, Any]) -> dict[str, Any]:
+def _encoded(study: Study, factors: Mapping[str, object]) -> dict[str, object]:
     return {
         name: factors[name] if isinstance(values, Span) else values.index(factors[name])
         for name, values in study.vary.items()

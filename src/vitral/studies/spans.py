@@ -39,7 +39,7 @@ class Span:
         return cls(low, high, name in LOG)
 
     @classmethod
-    def read(cls, value: Any) -> Any:
+    def read(cls, value: object) -> Any:
         """Read the form in a study.json; lists of values are returned as they are."""
         return cls(**value) if isinstance(value, Mapping) else value
 
@@ -58,12 +58,12 @@ class Span:
         return f"{self.low:g}..{self.high:g}"
 
 
-def corners(vary: Mapping[str, tuple[Any, ...] | Span]) -> dict[str, tuple[Any, ...]]:
+def corners(vary: Mapping[str, tuple[object, ...] | Span]) -> dict[str, tuple[object, ...]]:
     """Replace each range by its bounds."""
     return {name: (values.low, values.high) if isinstance(values, Span) else values for name, values in vary.items()}
 
 
-def combinations(vary: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+def combinations(vary: Mapping[str, tuple[object, ...]]) -> Iterator[dict[str, object]]:
     """Return every combination of values, the last option changing first."""
     for values in itertools.product(*vary.values()):
         yield dict(zip(vary, values, strict=True))

@@ -179,18 +179,18 @@ class Study:
             cells.append(Cell("_".join([*parts, f"seed{seed}"]), factors, seed, {"data": self.data, **options}))
         return tuple(cells)
 
-    def trial(self, number: int, factors: Mapping[str, Any]) -> Cell:
+    def trial(self, number: int, factors: Mapping[str, object]) -> Cell:
         """Return a run of a search, with these values of the varied options."""
         timed = self.minutes is not None and "epochs" not in (*self.options, *factors)
         share = {"minutes": self.minutes / self.trials} if timed and self.minutes else {}
         options = {**self.start, **self.options, **factors, **share, "seed": 0, "split_seed": 0}
         return Cell(f"trial-{number:03}", dict(factors), 0, {"data": self.data, **options})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Study:
+    def from_json(cls, data: Mapping[str, object]) -> Study:
         """Read the form that `to_json` writes; an unknown field raises `UsageError`."""
         names = [one.name for one in dataclasses.fields(cls)]
         if bad := [name for name in data if name not in names]:
@@ -203,7 +203,7 @@ class Study:
     @property
     def command(self) -> str:
         """The command line that makes this study, without `--out`."""
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         if self.models:
             given["models"] = self.models
         if self.fractions:
@@ -234,22 +234,22 @@ def _differing(old: Cell, new: Cell) -> str:
     return "; ".join(f"{name} {value(old, name)} there, {value(new, name)} now" for name in differing)
 
 
-def _as_typed(values: tuple[Any, ...] | Span) -> str:
+def _as_typed(values: tuple[object, ...] | Span) -> str:
     return str(values) if isinstance(values, Span) else ",".join(map(shown, values))
 
 
-def _repeated(values: tuple[Any, ...]) -> str:
+def _repeated(values: tuple[object, ...]) -> str:
     return next((shown(one) for one in values if values.count(one) > 1), "")
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> Any:
     """Convert JSON lists to tuples."""
     if isinstance(value, dict):
         return {name: _frozen(one) for name, one in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Format a value of a factor as typed."""
     if isinstance(value, bool):
         return "on" if value else "off"

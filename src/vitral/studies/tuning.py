@@ -35,7 +35,7 @@ class Open:
     why: str
 
 
-def tune_study(data: str, trials: int, minutes: float | None, given: Mapping[str, Any], folder: str | Path) -> Study:
+def tune_study(data: str, trials: int, minutes: float | None, given: Mapping[str, object], folder: str | Path) -> Study:
     """Return the search for these images: that of the folder, with so many trials and minutes, or a new one around the
     plan for them.
 
@@ -68,7 +68,7 @@ def tune_study(data: str, trials: int, minutes: float | None, given: Mapping[str
     )
 
 
-def _kept(place: StudyFolder, data: str, trials: int, minutes: float | None, given: Mapping[str, Any]) -> Study:
+def _kept(place: StudyFolder, data: str, trials: int, minutes: float | None, given: Mapping[str, object]) -> Study:
     """Return the folder's search; `RunError` if it asks for something else."""
     kept = place.read()
     same = {name: value for name, value in kept.options.items() if name != "epochs" or "epochs" in given}

@@ -59,7 +59,7 @@ def check_maps(
     method: Method,
     model: nn.Module,
     images: Tensor,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     completeness: float = torch.inf,
 ) -> None:
     """Check a method on a network and three images: maps on its grid, finite, repeatable, independent of the batch and,

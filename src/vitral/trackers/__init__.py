@@ -84,10 +84,10 @@ class _Guarded(Callbacks):
     def on_stop(self) -> None:
         self._guard(super().on_stop)
 
-    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+    def on_run_end(self, result: Mapping[str, object] | None) -> None:
         self._guard(super().on_run_end, result)
 
-    def _guard(self, method: Callable[..., None], *given: Any) -> None:
+    def _guard(self, method: Callable[..., None], *given: object) -> None:
         try:
             method(*given)
         except Exception as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
@@ -33,7 +32,7 @@ class Tracker(EpochOnce):
             self.noted = Remembered(self.noted.path, self._create(run))
         self.catch_up(run)
 
-    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+    def on_run_end(self, result: Mapping[str, object] | None) -> None:
         for name, value in results(result or {}).items():
             self.client.log_metric(self.noted.run, f"result/{name}", value)
         self.client.set_terminated(self.noted.run, "FINISHED" if result is not None else "KILLED")

@@ -41,7 +41,7 @@ class Tracker(EpochOnce):
             self.run.log({"training images": images}, step=0)
         self.catch_up(run)
 
-    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+    def on_run_end(self, result: Mapping[str, object] | None) -> None:
         if self.run is not None:
             self.run.summary.update({f"result/{name}": value for name, value in results(result or {}).items()})
             self.run.finish(exit_code=0 if result is not None else 1)

@@ -95,7 +95,7 @@ class Callback:
     def on_stop(self) -> None:
         """Ctrl-C: the current step is finished and the state saved, which may take a while."""
 
-    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+    def on_run_end(self, result: Mapping[str, object] | None) -> None:
         """The run has ended; `result` is as in result.json, or None if it was stopped or failed."""
 
 
@@ -129,7 +129,7 @@ class Outputs:
         self._hook = model.register_forward_hook(self._keep)
         self._latest: tuple[Tensor, Tensor] | None = None
 
-    def _keep(self, model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _keep(self, model: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._latest = inputs[0].detach(), output.detach()
 
     def tell(self, callback: Callback, batch: Batch) -> None:
@@ -174,6 +174,6 @@ class Callbacks(Callback):
         for one in self.callbacks:
             one.on_stop()
 
-    def on_run_end(self, result: Mapping[str, Any] | None) -> None:
+    def on_run_end(self, result: Mapping[str, object] | None) -> None:
         for one in self.callbacks:
             one.on_run_end(copy.deepcopy(result))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +72,7 @@ class CompiledObjective:
         def loss(images: Tensor, labels: Tensor, teacher_logits: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
             return objective.loss(model, images, labels, teacher_logits)
 
-        self._compiled_loss: Any = torch.compile(loss, dynamic=False)
+        self._compiled_loss = torch.compile(loss, dynamic=False)
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.loss(model, *self.prepare(batch))
@@ -95,10 +94,10 @@ class Stopwatch:
     def seconds(self) -> float:
         return self._seconds
 
-    def start(self, _: Any = None) -> None:
+    def start(self, _: object = None) -> None:
         self._began = time.perf_counter()
 
-    def stop(self, _: Any = None) -> None:
+    def stop(self, _: object = None) -> None:
         self._seconds += time.perf_counter() - self._began
 
 

@@ -57,7 +57,7 @@ class State:
         model = self.model if self.averaged is None else self.averaged.module
         return getattr(model, "kept", model)
 
-    def save(self, path: Path, identity: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, path: Path, identity: Mapping[str, object], tensors: Mapping[str, Tensor] | None = None) -> None:
         """Write the state atomically. `identity` identifies the run; `tensors` are the whole ones of all ranks."""
         tensors = self.tensors() if tensors is None else tensors
         write_tensors(path, tensors, {"identity": dict(identity), **{name: getattr(self, name) for name in _FIELDS}})
@@ -280,7 +280,7 @@ def _close_epoch(
     measured = end.validate(state.evaluated)
     state.seconds += time.perf_counter() - started
     steps = math.ceil(len(train) / run.accumulate)
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "epoch": state.epoch + 1,
         "step": state.step,
         "images_seen": images + (state.history[-1]["images_seen"] if state.history else 0),

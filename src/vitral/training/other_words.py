@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from vitral.errors import UsageError
 
@@ -10,7 +10,7 @@ ALSO = {"transform": "augment", "sampler": "sampling"}
 """Other word → option. The command line does not have them."""
 
 
-def by_own_names(options: dict[str, Any]) -> dict[str, Any]:
+def by_own_names(options: Mapping[str, object]) -> dict[str, object]:
     """Rename options of `ALSO`. Raises `UsageError` for an option that is given under both names."""
     if twice := [other for other, own in ALSO.items() if other in options and own in options]:
         own = ALSO[twice[0]]

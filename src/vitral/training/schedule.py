@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vitral.training.options import Run
 
+if TYPE_CHECKING:
+    from vitral.training.callbacks import Epoch
 
-def planned_epochs(run: Run, history: Sequence[Mapping[str, Any]]) -> int:
+
+def planned_epochs(run: Run, history: Sequence[Epoch]) -> int:
     """Return the epochs of a run that has this history: those of its plan, or of the last time that it was planned
     again, for `--minutes`.
     """
     return int(next((line["epochs"] for line in reversed(history) if "epochs" in line), run.epochs))
 
 
-def as_planned(run: Run, history: Sequence[Mapping[str, Any]]) -> Run:
+def as_planned(run: Run, history: Sequence[Epoch]) -> Run:
     """Return the run with the epochs that it has after this history."""
     epochs = planned_epochs(run, history)
     return run if epochs == run.epochs else dataclasses.replace(run, epochs=epochs)

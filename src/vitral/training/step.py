@@ -119,8 +119,8 @@ class CapturedStep(Step):
         self.two_part, self.tell = objective, tell
         self._side_stream = SideStream(machine.device)
         self._capture = record or self._side_stream.record
-        self._steps: Counter[Any] = Counter()
-        self._graphs: dict[Any, CapturedGraph | None] = {}
+        self._steps: Counter[object] = Counter()
+        self._graphs: dict[object, CapturedGraph | None] = {}
         optimizer.keep_rates_on_device()
 
     def __call__(self, batch: Batch, monitor: Monitor, *, parts: int = 1, lr: float | None = None) -> LossAndMetrics:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vitral.data.images.lazy_torchvision import torchvision
 from vitral.errors import UsageError, WeightsError
@@ -131,7 +131,7 @@ def _assumed(count: int, order: str | None) -> Naming:
     return Naming(default(count), True, None, (note,))
 
 
-def from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+def from_config(config: Mapping[str, object]) -> tuple[str, ...] | None:
     """Read class names from a Hugging Face or timm `config.json`; None if it has none.
 
     Hugging Face: `id2label`, a mapping from "0", "1" …; the placeholders LABEL_0 … are ignored. timm: `label_names`

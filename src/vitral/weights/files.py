@@ -23,7 +23,7 @@ from vitral.weights.read.safetensors_mmap import check_header, opened, printable
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], beside: Mapping[str, str] | None = None
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, object], beside: Mapping[str, str] | None = None
 ) -> None:
     """Replace a file of tensors atomically; `header` is any JSON, stored under the key `vitral`, beside other texts."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

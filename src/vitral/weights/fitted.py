@@ -98,7 +98,7 @@ def kept(fields: Fields, change: str) -> tuple[dict[str, Any], list[str]]:
     return still, [LeftOut(note)]
 
 
-def still_fitted(weights: Weights, account: LoadReport, change: str) -> tuple[dict[str, Any], LoadReport]:
+def still_fitted(weights: Weights, account: LoadReport, change: str) -> tuple[dict[str, object], LoadReport]:
     """Return the output with the numbers that still hold after a change, and the report with the change."""
     output, notes = kept(weights.output, change)
     return output, replace(account.noted(*notes), changes=(*account.changes, change))

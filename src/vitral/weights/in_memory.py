@@ -196,7 +196,7 @@ _TORCH = "torch.nn.modules"
 # ---------------------------------------------------------------- timm
 
 
-def _timm(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
+def _timm(module: Any) -> tuple[Mapping[str, object] | None, Stated]:
     for name, part in module.named_modules():
         if type(part).__name__ in _TIMM_ACTIVATIONS and not name.endswith(".act") and "backbone" not in name:
             raise UnreadableError(f"'{name}' is {type_of(part)}")
@@ -216,7 +216,7 @@ def _timm(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
     return {"pretrained_cfg": cfg} if cfg else {}, Stated(found, origin, fitting[0], scheme(module))
 
 
-def _timm_bit(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
+def _timm_bit(module: Any) -> tuple[Mapping[str, object] | None, Stated]:
     """Read a BiT. Its class has options for many other ResNets, which are refused."""
     for name, part in module.named_modules():
         if name_of(part) not in _BIT:
@@ -313,7 +313,7 @@ _PLAIN = {
 }
 
 
-def _torchvision(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
+def _torchvision(module: Any) -> tuple[Mapping[str, object] | None, Stated]:
     known = {*_PLAIN, *(f"{_TV}.{one}" for one in ("VisionTransformer", "Encoder", "EncoderBlock", "MLPBlock"))}
     acts, heads = set[str | None](), set[int]()
     for block in module.encoder.layers:
@@ -367,7 +367,7 @@ _UNREAD = ("decoder.", "text_model.")
 _ATTENTIONS = {None, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"}
 
 
-def _transformers(module: Any) -> tuple[Mapping[str, Any] | None, Stated]:
+def _transformers(module: Any) -> tuple[Mapping[str, object] | None, Stated]:
     home = type(module).__module__
     heads, acts = set[int](), set[str | None]()
     for name, part in module.named_modules():
@@ -409,7 +409,7 @@ def _usual_frequencies(rope: Any, frequencies: Tensor) -> bool:
     return torch.allclose(frequencies.float().cpu(), usual, rtol=0.01)  # half precision rounds them
 
 
-def _check_scale(attention: Any, heads: int) -> None:
+def _check_scale(attention: object, heads: int) -> None:
     scale, head = getattr(attention, "scaling", getattr(attention, "scale", None)), getattr(attention, "head_dim", None)
     if scale is not None and head and abs(scale - head**-0.5) > 1e-9:
         raise UnreadableError("its attention scale is not 1 / √(head width)")

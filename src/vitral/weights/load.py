@@ -250,7 +250,7 @@ def _native(path: Path, source: Source, reference: str) -> Loaded:
     return Loaded(weights, account, "native", reference, scheme=weights.trained.get("positions", Loaded.scheme))
 
 
-def _saved_again(path: Path, source: Source, header: Mapping[str, Any], reference: str) -> Loaded:
+def _saved_again(path: Path, source: Source, header: Mapping[str, object], reference: str) -> Loaded:
     """Read a network that transformers saved, by a modeling file of vitral."""
     weights = native.whole(path, source.tensors, header)
     weights = dataclasses.replace(weights, output=_output(source, weights.config), trained={"origin": source.where})
@@ -287,7 +287,7 @@ def _foreign(source: Source, reference: str, stated: _Stated, image_size: int | 
         nameless=naming.nameless,
         class_order=naming.order,
     )
-    trained: dict[str, Any] = {"origin": source.where, "format": kind.name}
+    trained: dict[str, object] = {"origin": source.where, "format": kind.name}
     if settled.assumed:
         trained["assumed"] = settled.assumed.to_json()
     weights = Weights(config, state, _prepared(preprocessing, config), naming.names, trained, _output(source, config))
@@ -327,7 +327,7 @@ def _preprocessing_of(kind: Format, source: Source, settled: Settled) -> tuple[P
     return found, Caution(note) if isinstance(origin, Caution) else note
 
 
-def _output(source: Source, config: ModelConfig) -> Mapping[str, Any]:
+def _output(source: Source, config: ModelConfig) -> Mapping[str, object]:
     """The output that `problem_type` in Hugging Face's config.json states: a sigmoid of several labels, or numbers.
 
     Their pipelines also take a single output for the probability of a label.
@@ -392,7 +392,7 @@ def _check(state: Mapping[str, Tensor], config: ModelConfig, format: str, where:
         raise WeightsError(f"the tensors of {format} do not make a whole network", where=where, why=why)
 
 
-def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **changes: Any) -> Loaded:
+def fit(loaded: Loaded, *, scheme: str | None = None, new_head: bool = False, **changes: object) -> Loaded:
     """Adapt weights to another image size, patch, channels or classes, with the changes in the load report."""
     wanted = {name: value for name, value in changes.items() if value is not None}
     weights = loaded.weights

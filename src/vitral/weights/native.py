@@ -51,7 +51,7 @@ class Weights:
         return str(self.output.get("task", DEFAULT_TASK))
 
 
-def assumed_output(config: ModelConfig) -> Mapping[str, Any]:
+def assumed_output(config: ModelConfig) -> Mapping[str, object]:
     """The output of a network that states none: a classifier, or texts of numbered tokens."""
     if isinstance(config, EncoderDecoderConfig):
         return {"task": "text", "joint": " ", "end": config.decoder.end_token}
@@ -115,7 +115,7 @@ def from_metadata(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str
     return whole(path, state, _header(metadata))
 
 
-def _header(metadata: Mapping[str, str]) -> Mapping[str, Any]:
+def _header(metadata: Mapping[str, str]) -> Mapping[str, object]:
     try:
         header = bounded.parse(metadata.get("vitral", "{}"))
     except (ValueError, RecursionError):

@@ -77,7 +77,7 @@ DEFAULTS: dict[str, Callable[[Size], Preprocessing]] = {
 _CROP_MODES: dict[str, Resize] = {"center": "crop", "squash": "stretch", "border": "letterbox"}
 
 
-def from_timm(pretrained_cfg: Mapping[str, Any], image_size: Size | None = None) -> Preprocessing:
+def from_timm(pretrained_cfg: Mapping[str, object], image_size: Size | None = None) -> Preprocessing:
     """Read a `pretrained_cfg` as the evaluation of `timm.data.create_transform`, with timm's defaults.
 
     `image_size` replaces that of the file, with the same share cropped. timm resizes by Pillow: pixels differ from
@@ -99,7 +99,7 @@ def from_timm(pretrained_cfg: Mapping[str, Any], image_size: Size | None = None)
     return read.build(size, int(channels), resize, fraction, interpolation, True, mean, std, None if plain else resized)
 
 
-def to_timm(preprocessing: Preprocessing) -> dict[str, Any]:
+def to_timm(preprocessing: Preprocessing) -> dict[str, object]:
     """Write the part of a `pretrained_cfg` on preprocessing.
 
     timm has no resize without antialias: `differences(preprocessing, from_timm(to_timm(preprocessing)))` lists what is
@@ -168,7 +168,7 @@ _PROCESSORS: dict[str, _Processor] = {
 }
 
 
-def from_huggingface(config: Mapping[str, Any], image_size: Size | None = None) -> Preprocessing:
+def from_huggingface(config: Mapping[str, object], image_size: Size | None = None) -> Preprocessing:
     """Read a `preprocessor_config.json`, with the defaults of the processor that it names (ViT's if none).
 
     `image_size` is the network's: if it differs from the final size of the file (DINOv2's files state 224 for networks
@@ -210,7 +210,7 @@ def from_huggingface(config: Mapping[str, Any], image_size: Size | None = None) 
     return recipe if image_size is None else recipe.at(image_size)
 
 
-def to_huggingface(preprocessing: Preprocessing) -> dict[str, Any]:
+def to_huggingface(preprocessing: Preprocessing) -> dict[str, object]:
     """Write a `preprocessor_config.json` for an equivalent image processor.
 
     `ViTImageProcessor` stretches; the center is cropped by `BitImageProcessor` (short side) or `DeiTImageProcessor`
@@ -223,7 +223,7 @@ def to_huggingface(preprocessing: Preprocessing) -> dict[str, Any]:
     resized = _resize_size(preprocessing)
     square = preprocessing.resize == "crop"
     cropped = square or (preprocessing.resize == "stretch" and resized != (height, width))
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "image_processor_type": f"{'Bit' if square else 'DeiT' if cropped else 'ViT'}ImageProcessor",
         "do_resize": True,
         "size": {"height": height, "width": width},

@@ -47,19 +47,19 @@ class Assumption:
         return line
 
     @classmethod
-    def from_json(cls, data: Any) -> Assumption | None:
+    def from_json(cls, data: object) -> Assumption | None:
         """Read the form of `to_json`; None for anything else, as in files without assumptions."""
         kinds = {"fields": dict, "from": str, "alternatives": list}
         if not isinstance(data, dict) or any(not isinstance(data.get(key), kind) for key, kind in kinds.items()):
             return None
         return cls(data["fields"], data["from"], tuple(map(str, data["alternatives"])))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {"fields": self.fields, "from": self.source, "alternatives": list(self.alternatives)}
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
@@ -134,7 +134,7 @@ class LoadReport:
         found += [f"new {some(names)}: {why}" for why, names in new.items()]
         return [*found, *([str(self.assumed)] if self.assumed else []), *self.notes]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         lines = [asdict(line) | {"shape": list(line.shape)} for line in self.lines]
         return {

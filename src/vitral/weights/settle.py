@@ -12,7 +12,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -235,9 +234,9 @@ def _command(where: object) -> str:
     return f"vitral convert {shlex.quote(str(where))} weights/own"
 
 
-def _unproven(config: ViTConfig, stated: ConfigFields) -> dict[str, Any]:
+def _unproven(config: ViTConfig, stated: ConfigFields) -> dict[str, object]:
     """List fields that neither tensors nor statements prove, with their values."""
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "heads": config.heads,
         "activation": config.activation,
         "norm_eps": config.norm_eps,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -32,7 +31,7 @@ class Corrupted:
         """Mean accuracy over corruptions and strengths."""
         return float(np.mean(list(self.accuracy.values())))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         each = {name: {"accuracy": list(self.accuracy[name]), "ece": list(self.ece[name])} for name in self.accuracy}
         return {"clean": self.clean, "mean": self.mean, "corruptions": each}

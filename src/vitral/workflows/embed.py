@@ -51,7 +51,7 @@ class FeatureFile(ImageTable[tuple[str, np.ndarray]]):
             raise none_readable(self._names(), where=self.sources[0])
         return super().finish(kept, model_hash)
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, object]:
         return {"model": self.predictor.source, **super().origin()}
 
 
@@ -85,7 +85,7 @@ class Similar:
     name: str
     cosine: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data."""
         return {"image": self.name, "cosine": self.cosine}
 

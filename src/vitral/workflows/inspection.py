@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -290,7 +289,7 @@ def render(inspection: Inspection, command: str) -> str:
     return finished(text)
 
 
-def _on_page(panel: Panel) -> dict[str, Any]:
+def _on_page(panel: Panel) -> dict[str, object]:
     """Return the template variables of a panel; `width` in pixels, so that all panels have the same font size."""
     figure = panel.draw(_ON_PAGE)
     width = 100 * figure.get_figwidth()

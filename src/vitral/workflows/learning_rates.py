@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -72,7 +71,7 @@ class RangeTest:
         """The rate of the lowest averaged loss, as `--lr`; training at it is about to diverge."""
         return float(self.rates[int(self.averaged.argmin())] * self.scale)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "data": self.data,
             "model": self.model,
@@ -89,7 +88,7 @@ class RangeTest:
         }
 
 
-def find_lr(given: Mapping[str, Any], console: Console) -> RangeTest:
+def find_lr(given: Mapping[str, object], console: Console) -> RangeTest:
     """Plan a run and train a copy of its network for some steps, at a rate that grows from each to the next.
 
     Nothing is saved: neither the run folder nor the initial weights are touched. Raises the errors of `vitral.train`.

@@ -100,7 +100,7 @@ def header(facts: Facts) -> str:
     return f"---\n{data.to_yaml()}\n---"
 
 
-def confusions(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def confusions(found: Mapping[str, Any]) -> list[dict[str, object]]:
     """The most frequent confusions of a split: class, predicted class and number of images."""
     names = [one["name"] for one in found["per_class"]]
     cells = [

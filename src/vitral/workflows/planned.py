@@ -165,7 +165,7 @@ class Planned(Described):
 
 @with_listing
 @partial(checked, but=("data",), options=OPTIONS)
-def plan(data: str | Path | DataSet | Examples, **options: Any) -> Planned:
+def plan(data: str | Path | DataSet | Examples, **options: object) -> Planned:
     """Plan a run as `vitral.train` does, train nothing, and return its parts for a loop of your own.
 
     Nothing is written.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from vitral.errors import ImageError, UsageError
 from vitral.inference.generation import Search, search_of
@@ -41,7 +40,7 @@ class PredictionFile(ImageTable[Prediction]):
     def cells(self, result: Prediction) -> tuple[str, Sequence[Cell]]:
         return result.name, self.columns.cells(result)
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, object]:
         search, output = search_of(self.predictor.network), self.predictor.output
         origin = super().origin() | ({} if search == Search() else vars(search))  # greedy has no options
         if (threshold := getattr(output, "threshold", None)) is not None:

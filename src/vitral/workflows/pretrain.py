@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vitral.data import DataSet
 from vitral.data.tables_in_memory import Examples, as_path
@@ -29,7 +28,7 @@ def pretrain(
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
     began: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> TrainedRun:
     """Train a network on images without labels and return the run, whose weights have no head.
 

@@ -6,7 +6,6 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitral.atomic import replacing_folder, write_text
 from vitral.errors import RunError, UsageError, VitralError, WeightsError
@@ -38,7 +37,7 @@ class Pushed:
     reason: str = ""
     """Why the weights are in vitral's own layout instead of Hugging Face's."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         folder = str(self.folder) if self.folder else None
         return {

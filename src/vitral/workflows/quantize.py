@@ -87,7 +87,7 @@ class Quantized:
         speed = f"{self.speed:.2f} times the speed of {self.plain}"
         return f"int8 was not worthwhile on {cpu_name()}: {speed}, {accuracies}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {**asdict(self), "file": str(self.file), "judged_groups": self.independent, "pays": self.is_worthwhile}
 
@@ -189,7 +189,7 @@ def quantize(
     return result
 
 
-def _fitted(integers: Predictor, images: Split, batches: Iterable[Tensor]) -> dict[str, Any]:
+def _fitted(integers: Predictor, images: Split, batches: Iterable[Tensor]) -> dict[str, object]:
     """Fit the temperature and the scores of sets in int8, on validation images; return the fields of the output."""
     logits = torch.cat([integers.logits(batch).cpu() for batch in batches])
     output = task_of(integers.output.task).fitted(integers.output, logits, images.labels, images.groups)

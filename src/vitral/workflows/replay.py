@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +91,7 @@ class Replayed:
         verdict = "predicted" if self.probabilities[index].argmax() == self.targets[index].argmax() else "wrong:"
         return f"{self.label(index)}\n{verdict} {predicted} {confidence:.0%}\nloss {loss:.3f}\n{self.names[index]}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         rows = [
             {
                 "image": name,

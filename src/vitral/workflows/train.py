@@ -57,7 +57,7 @@ def train(
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
     began: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> TrainedRun:
     """Train a network on images and return the run. The plan chooses all options that you leave out.
 
@@ -117,7 +117,7 @@ def train(
             raise Interrupted(restart, saved=False) from None
 
 
-def lacks_data(given: Mapping[str, Any], resume: bool) -> bool:
+def lacks_data(given: Mapping[str, object], resume: bool) -> bool:
     """True if nothing says which images to train on: no data, no recipe with data of its own, no run to resume."""
     if "data" in given or (resume and given.get("out")):
         return False
@@ -285,7 +285,7 @@ def _same_metric(kept: str, value: str) -> bool:
     return name == other and (before == now or stands_for(now, before))
 
 
-def _canonical(name: str, value: Any) -> Any:
+def _canonical(name: str, value: Any) -> object:
     """Return the canonical form of a value that can be given in several forms."""
     if name == "data":
         return Path(value)  # photos and photos/

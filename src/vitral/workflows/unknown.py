@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +72,7 @@ class UnknownImages:
         """The score with the highest AUROC."""
         return max(self.scores, key=lambda name: self.scores[name].auroc)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         scores = {name: one.to_json() for name, one in self.scores.items()}
         return {

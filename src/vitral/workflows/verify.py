@@ -65,7 +65,7 @@ class Verification(Described):
         damaged = {one.file: f"damaged: {one.file}" for one in self.damaged}
         return {"of": self.of, "files": count(len(self.files), "file"), **(damaged or {"state": "none damaged"})}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {"of": self.of, "whole": not self.damaged, "files": [asdict(one) for one in self.files]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -235,11 +235,11 @@ class DataCheck(Described):
             findings.append(("alike classes", f"{sentence}{_listed(lines)}"))
         return findings
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Convert to JSON types."""
         counts = {split: dict(zip(self.classes, n, strict=True)) for split, n in self.counts.items()}
 
-        def groups(duplicates: Sequence[Sequence[Place]]) -> list[list[dict[str, Any]]]:
+        def groups(duplicates: Sequence[Sequence[Place]]) -> list[list[dict[str, object]]]:
             return [[asdict(place) for place in group] for group in duplicates]
 
         return {

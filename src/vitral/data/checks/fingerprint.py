@@ -61,7 +61,7 @@ class Fingerprint:
             return False
         return any(self.digests.get(name) != one for name, one in now.digests.items() if name != "train")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Convert to plain data, for `from_json`."""
         images = {split: list(counts) for split, counts in self.images.items()}
         return {"classes": list(self.classes), "images": images, "digests": dict(self.digests)}

@@ -100,7 +100,7 @@ class Augmentation:
         return (images[1:], labels[1:]) if rows and rows.halo else (images, labels)
 
 
-def own_augmented(images: Tensor, function: Callable[..., Any]) -> Tensor:
+def own_augmented(images: Tensor, function: Callable[..., object]) -> Tensor:
     """Apply a function of the user to each image of a batch, uint8 (B, C, H, W): a function of a uint8 tensor
     (C, H, W), such as a transform of torchvision's v2, or a transform of albumentations.
 
@@ -134,7 +134,7 @@ def own_augmented(images: Tensor, function: Callable[..., Any]) -> Tensor:
 
 
 @contextmanager
-def _seeded(function: Callable[..., Any]) -> Iterator[None]:
+def _seeded(function: Callable[..., object]) -> Iterator[None]:
     """Seed the other random generators of Python by torch's, so that a run repeats, and restore them afterwards."""
     seed = int(torch.randint(2**31, ()))
     states = python_random.getstate(), np.random.get_state()

@@ -8,7 +8,7 @@ import json
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import xxhash
@@ -107,7 +107,7 @@ class _Hashing:
 
     def __init__(self, file: IO[bytes]):
         self._file, self.size = file, 0
-        self.hash: Any = hashlib.sha256()
+        self.hash = hashlib.sha256()
 
     def write(self, data: bytes) -> int:
         self.hash.update(data)

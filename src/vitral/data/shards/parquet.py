@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitral import bounded
 from vitral.data.archives import Handle
@@ -22,6 +22,10 @@ from vitral.data.shards.index import Shard
 from vitral.data.shards.packing import SUFFIXES, Record, ShardWriter
 from vitral.data.spellings import is_missing, whole
 from vitral.errors import DataError, ImageError
+
+if TYPE_CHECKING:
+    from pyarrow import DataType, Schema
+    from pyarrow.parquet import ParquetFile
 
 _ROWS = 64  # rows read at a time
 _RULES = "2"
@@ -110,7 +114,7 @@ class _Columns:
     """Names of the labels by number; empty if the file does not state them."""
 
     @classmethod
-    def of(cls, schema: Any, name: str, wanted: str | None) -> _Columns:
+    def of(cls, schema: Schema, name: str, wanted: str | None) -> _Columns:
         """Find the columns by the features that Hugging Face stores, else by type and name."""
         features = _features(schema)
         kinds = {column: str(about.get("_type")) for column, about in features.items() if isinstance(about, dict)}
@@ -127,7 +131,7 @@ class _Columns:
         return cls(image, label, tuple(map(str, features.get(label, {}).get("names") or ())))
 
 
-def _only(kind: str, found: list[str], schema: Any, name: str) -> str:
+def _only(kind: str, found: list[str], schema: Schema, name: str) -> str:
     """The one column of a kind, or the one that is called so; `DataError` for none and for others."""
     chosen = [one for one in found if one.lower() == kind] or found
     if len(chosen) == 1:
@@ -144,7 +148,7 @@ def _only(kind: str, found: list[str], schema: Any, name: str) -> str:
     )
 
 
-def _features(schema: Any) -> dict[str, Any]:
+def _features(schema: Schema) -> dict[str, Any]:
     """Features that Hugging Face's `datasets` stores in the metadata; empty if there are none."""
     try:
         return dict(bounded.parse(schema.metadata[b"huggingface"])["info"]["features"])
@@ -152,7 +156,7 @@ def _features(schema: Any) -> dict[str, Any]:
         return {}
 
 
-def _holds_images(kind: Any) -> bool:
+def _holds_images(kind: DataType) -> bool:
     """True for a column of bytes, and of structs with `bytes`."""
     types = pyarrow().types
     if types.is_struct(kind):
@@ -160,7 +164,7 @@ def _holds_images(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _rows(file: Any, columns: _Columns, *, labels_only: bool = False) -> Iterator[tuple[str | None, Any]]:
+def _rows(file: ParquetFile, columns: _Columns, *, labels_only: bool = False) -> Iterator[tuple[str | None, object]]:
     """Yield the label as text, None for a missing one or -1, and the image of each row."""
     names = [columns.label] if labels_only else [columns.label, columns.image]
     for batch in file.iter_batches(batch_size=_ROWS, columns=names):

@@ -244,7 +244,7 @@ def defects(
 
 def sha256_of(path: str | Path, *, chunk: int = 1 << 20) -> str:
     """SHA-256 of a file, hexadecimal."""
-    hashed: Any = hashlib.sha256()
+    hashed = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(chunk):
             hashed.update(block)

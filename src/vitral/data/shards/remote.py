@@ -42,7 +42,7 @@ _STATES = (
 )
 """Fields that stores state of an object: its size, and marks that differ after it has changed."""
 
-_of_parents: list[Any] = []
+_of_parents: list[object] = []
 # File systems of the process that this one was forked from. They stay alive: their connections share the parent's epoll
 # and sockets, and closing them here would make the parent wait for answers until they time out.
 
@@ -76,7 +76,7 @@ class Remote:
     def __init__(self, url: str):
         self.url = url
         self.scheme = url.partition("://")[0]
-        self._files: tuple[int, Any] = (0, None)
+        self._files: tuple[int, object] = (0, None)
 
     def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
         return Remote, (self.url,)
@@ -139,11 +139,11 @@ class Remote:
         return path if "://" in path else f"{self.scheme}://{path.lstrip('/')}"
 
 
-def _file_system(scheme: str) -> Any:
+def _file_system(scheme: str) -> object:
     try:
         import fsspec
 
-        options: dict[str, Any] = {"use_listings_cache": False} if scheme in ("s3", "s3a", "gs", "gcs") else {}
+        options: dict[str, object] = {"use_listings_cache": False} if scheme in ("s3", "s3a", "gs", "gcs") else {}
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
         hint = "pip install 'vitral[remote]'"

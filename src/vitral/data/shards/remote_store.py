@@ -93,7 +93,7 @@ class RemoteStore:
         raise OSError(f"the SHA-256 of {self._url(shard)} is not that of the index")
 
     def _append(self, shard: Shard, part: Path, start: int) -> Any:
-        hashed: Any = hashlib.sha256()
+        hashed = hashlib.sha256()
         with open(part, "r+b") as file:
             while start and (block := file.read(min(BLOCK, start - file.tell()))):
                 hashed.update(block)

@@ -11,10 +11,9 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -52,7 +51,7 @@ class Written:
     left_out: tuple[str, ...]
     """Names of unreadable images that were left out."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data."""
         splits = {
             split: dict(zip(("shards", "images", "bytes"), row, strict=True)) for split, row in self.splits.items()
@@ -95,7 +94,7 @@ def write_shards(
     return Written(folder, splits, sum(writer.kept for writer in writers.values()), left_out)
 
 
-def _open(folder: Path, settings: dict[str, Any]) -> None:
+def _open(folder: Path, settings: Mapping[str, object]) -> None:
     """Create the folder, or continue in one with the same settings."""
     about = folder / _UNFINISHED / "settings.json"
     typed = shlex.quote(str(folder))

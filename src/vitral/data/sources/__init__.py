@@ -109,7 +109,7 @@ def load(
     for kind, source in SOURCES.items():
         if source.accepts(text):
             may_hold_a_table = "wanted" in inspect.signature(source.load).parameters
-            options: dict[str, Any] = {"wanted": wanted} if may_hold_a_table else {}
+            options: dict[str, object] = {"wanted": wanted} if may_hold_a_table else {}
             dataset = _loaded(kind, source, text, root=Path(root).expanduser(), download=download, **options)
             _check_task(dataset, wanted, tasks)
             return replace(dataset, source=str(data))

@@ -55,7 +55,7 @@ def load(data: str, *, root: Path, download: bool, wanted: Labeling = ANY) -> Da
     return of_memory(own_part("data", data), wanted)
 
 
-def of_memory(data: Any, wanted: Labeling = ANY) -> DataSet:
+def of_memory(data: object, wanted: Labeling = ANY) -> DataSet:
     """Return labeled images of this process as a data set. Raises `DataError` or `UsageError` for other objects."""
     if isinstance(data, DataSet):
         return data
@@ -81,7 +81,7 @@ def of_memory(data: Any, wanted: Labeling = ANY) -> DataSet:
     return DataSet(name, classes, in_order(made), where, (*notes, *case_notes(classes)))
 
 
-def _splits(data: Any) -> dict[str, Any]:
+def _splits(data: object) -> dict[str, object]:
     """Return the data by split: "train" for data without splits."""
     if not isinstance(data, Mapping) or _is_table(data):
         return {"train": data}
@@ -92,7 +92,7 @@ def _splits(data: Any) -> dict[str, Any]:
     return {str(split): one for split, one in named.items()}
 
 
-def _is_table(data: Any) -> bool:
+def _is_table(data: object) -> bool:
     """True for columns by name of which one holds paths; a data set of Hugging Face decodes images itself."""
     columns = None if hasattr(data, "features") else columns_of(data)
     return columns is not None and any(name.lower() in FILE_COLUMNS for name in columns)
@@ -126,7 +126,7 @@ class _InMemory(Folder):
         return self.text.encode() if path == _TABLE else super().read(path, limit)
 
 
-def _cell(value: Any, where: str) -> Any:
+def _cell(value: object, where: str) -> object:
     """Return a cell of a table as the csv module writes it. Raises `DataError` for an image."""
     value = value.as_py() if hasattr(value, "as_py") else value
     if isinstance(value, Image.Image | np.ndarray | Tensor | bytes):
@@ -170,7 +170,7 @@ def _part(data: Any, where: str) -> _Part:
     return _Part(labels, fetch, classes if isinstance(labels[0], int) else None, _random(fetch, len(labels)))
 
 
-def _is_pair_of_arrays(data: Any) -> bool:
+def _is_pair_of_arrays(data: object) -> bool:
     if not isinstance(data, tuple | list) or len(data) != 2:
         return False
     first, second = data
@@ -179,7 +179,7 @@ def _is_pair_of_arrays(data: Any) -> bool:
     return (images or listed) and hasattr(second, "__len__") and not isinstance(second, str)
 
 
-def _keys(item: Any, where: str) -> tuple[Any, Any]:
+def _keys(item: object, where: str) -> tuple[object, object]:
     """Return the keys of image and label in an example."""
     if isinstance(item, Mapping):
         lower = {str(name).lower(): name for name in item}
@@ -196,7 +196,7 @@ def _keys(item: Any, where: str) -> tuple[Any, Any]:
 _PIXELS = ("pixel_values", "pixels", "x")
 
 
-def _labels(data: Any, key: Any) -> Sequence[Any]:
+def _labels(data: Any, key: Any) -> Sequence[object]:
     """Return the labels of all examples: as the data set lists them, if they are its own, otherwise by reading it."""
     if isinstance(data, Subset):
         return [_labels(data.dataset, key)[i] for i in data.indices]
@@ -243,7 +243,7 @@ def _numbers(labels: Sequence[int | str], classes: Sequence[str], where: str) ->
 
 def _of_hugging_face(data: Any, where: str) -> _Part:
     """Read a data set whose features say which column holds images and which holds classes."""
-    features: Mapping[str, Any] = data.features
+    features: Mapping[str, object] = data.features
     image = _column(features, "Image", FILE_COLUMNS)
     label = _column(features, "ClassLabel", LABEL_COLUMNS)
     if image is None or label is None:
@@ -255,14 +255,14 @@ def _of_hugging_face(data: Any, where: str) -> _Part:
     return _Part(labels, ItemFetch(data, image), tuple(names) if names else None)
 
 
-def _column(features: Mapping[str, Any], kind: str, names: Sequence[str]) -> str | None:
+def _column(features: Mapping[str, object], kind: str, names: Sequence[str]) -> str | None:
     """Return the first column of this type of feature, otherwise one with a usual name."""
     typed = [name for name, one in features.items() if type(one).__name__ == kind]
     named = [name for name in features if name.lower() in names]
     return next(iter((*typed, *named)), None)
 
 
-def _levels(images: Any, where: str) -> Levels | None:
+def _levels(images: object, where: str) -> Levels | None:
     """Return black and white of an array of floats; None for others."""
     if isinstance(images, Tensor):
         images = images.detach().cpu().numpy()
@@ -280,7 +280,7 @@ class ItemFetch:
     """Fetch of an image of an example: `data[i][key]`, or `data[i]` without a key."""
 
     data: Any
-    key: Any
+    key: object
     levels: Levels | None = None
 
     def __call__(self, i: int) -> bytes | np.ndarray:
@@ -288,7 +288,7 @@ class ItemFetch:
         return _raw(item if self.key is None else item[self.key], self.levels)
 
 
-def _raw(image: Any, levels: Levels | None) -> bytes | np.ndarray:
+def _raw(image: object, levels: Levels | None) -> bytes | np.ndarray:
     """Return an encoded file, or pixels uint8 (H, W, C). Raises `ValueError` or `OSError` for other objects."""
     if isinstance(image, Mapping) and {"bytes", "path"} & image.keys():  # an image that Hugging Face has not decoded
         image = image.get("bytes") or image.get("path")

@@ -217,11 +217,11 @@ class Table:
             else f"name the {kind} column {either(COLUMNS.get(kind, TEXT_COLUMNS)[:5])} in the first line",
         )
 
-    def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[Any]], list[str]]:
+    def _rows(self, reader: LabelReader) -> tuple[dict[str, list[str]], dict[str, list[object]], list[str]]:
         """Return the paths and the labels of every split, and notes."""
         paths: dict[str, list[str]] = defaultdict(list)
-        found: dict[str, list[Any]] = defaultdict(list)
-        labels_of: dict[str, set[Any]] = defaultdict(set)
+        found: dict[str, list[object]] = defaultdict(list)
+        labels_of: dict[str, set[object]] = defaultdict(set)
         repeated, problems = [], _Problems()
         for line, row in self._lines():
             file, label, split = self._row(line, row, reader, problems)
@@ -254,7 +254,7 @@ class Table:
             notes.append(f"{count(len(conflicts), 'image')} with more than one label: {some(conflicts)}")
         return dict(paths), dict(found), notes
 
-    def _row(self, line: int, row: list[str], reader: LabelReader, problems: _Problems) -> tuple[str, Any, str]:
+    def _row(self, line: int, row: list[str], reader: LabelReader, problems: _Problems) -> tuple[str, object, str]:
         """Return file, label and split of one row; add missing ones to `problems`."""
         cells = {kind: self._cell(row, kind) for kind in self.columns}
         split, cell = self._split_of(cells)

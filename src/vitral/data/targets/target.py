@@ -48,7 +48,7 @@ class LabelReader(Protocol):
     def missing(self) -> str:
         """Word for a label that a row lacks."""
 
-    def parse(self, row: Sequence[str]) -> Any:
+    def parse(self, row: Sequence[str]) -> object:
         """Return the label of a row, hashable; None if it lacks one."""
 
     def build(self, labels: Mapping[str, list[Any]], where: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:

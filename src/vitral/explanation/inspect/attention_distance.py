@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class AttentionDistance(PlainData):
         """(L, heads): entropy divided by the maximum ln(keys); 0 for a single key."""
         return self.entropy / math.log(self.keys) if self.keys > 1 else np.zeros_like(self.entropy)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         return super().to_json() | {"entropy_share": to_plain(self.entropy_share)}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -27,6 +26,7 @@ from vitral.explanation.inspect.measure import measure
 from vitral.explanation.inspect.norms import TokenNorms, prefix_names
 from vitral.explanation.inspect.positions import PositionSimilarity, position_similarity
 from vitral.explanation.subject import to_pixels
+from vitral.model import ViT
 from vitral.wording import count
 
 _MAX_POSITIONS = 32
@@ -72,7 +72,7 @@ class Inspection(Described):
         """Name → value of the facts to show."""
         return {"name": self.name, **{name: f"{name} {value}" for name, value in self.facts.items()}}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All results as plain data; None for parts that were not measured."""
         parts = ("filters", "positions", "attention", "norms", "likeness", "heads")
         found = {part: None if (one := getattr(self, part)) is None else one.to_json() for part in parts}
@@ -181,7 +181,7 @@ def inspect_network(
     )
 
 
-def _facts(network: Any) -> dict[str, str]:
+def _facts(network: ViT) -> dict[str, str]:
     config = network.config
     names = [name for name in prefix_names(network) if not name.startswith("register")]
     if config.registers:

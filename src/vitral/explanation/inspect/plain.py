@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> object:
     """Convert arrays to nested lists, floats to six digits, and NaN to None."""
     if isinstance(value, np.ndarray):
         return to_plain(value.tolist())
@@ -27,7 +26,7 @@ class PlainData:
 
     _left_out: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {f.name: to_plain(getattr(self, f.name)) for f in fields if f.name not in self._left_out}

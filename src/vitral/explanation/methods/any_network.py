@@ -65,7 +65,7 @@ class AnyNetwork(nn.Module):
             raise UsageError("a scripted network has no accessible layers", hint="pass the module before scripting")
         outputs: list[Tensor] = []
 
-        def keep(_: nn.Module, __: object, output: Any) -> Any:
+        def keep(_: nn.Module, __: object, output: Any) -> object:
             first = output[0] if isinstance(output, tuple | list) and output else output
             if not isinstance(first, Tensor) or not first.is_floating_point():
                 raise UsageError(f"layer '{layer}' has no tensor output", why=f"it returns {type_of(output)}")
@@ -82,7 +82,7 @@ class AnyNetwork(nn.Module):
         """Outermost layers whose output has a grid over the image, in order of completion."""
         grids: dict[str, tuple[int, int]] = {}
 
-        def record(name: str, output: Any) -> None:
+        def record(name: str, output: object) -> None:
             if isinstance(output, Tensor) and output.ndim in (3, 4):
                 try:
                     grids[name] = to_grid(output, images)[1]
@@ -149,7 +149,7 @@ def _default_grid(height: int, width: int) -> tuple[int, int]:
     return height // cell, width // cell
 
 
-def _logits(output: Any) -> Tensor | None:
+def _logits(output: object) -> Tensor | None:
     """Logits in an output: a tensor, the first of a tuple, or `logits` of a dictionary or of transformers."""
     if isinstance(output, dict):
         output = output.get("logits")

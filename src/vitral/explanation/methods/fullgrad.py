@@ -81,7 +81,7 @@ def bias_terms(model: nn.Module, dtype: torch.dtype = torch.double) -> Iterator[
         yield terms
 
 
-def _recording(name: str, terms: Terms, dtype: torch.dtype) -> Any:
+def _recording(name: str, terms: Terms, dtype: torch.dtype) -> object:
     def keep(module: nn.Module, _: object, output: Tensor) -> None:
         bias: Any = module.bias
         axis = 1 if isinstance(module, nn.Conv2d | nn.GroupNorm) else -1

@@ -34,7 +34,7 @@ def block_inputs(network: ViT, begin: int = 0, *, apart: bool = False) -> Iterat
     """
     inputs: list[Tensor] = []
 
-    def keep(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def keep(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[object, ...]:
         x = arguments[0]
         inputs.append(x.detach().requires_grad_() if apart or not inputs else x)
         return (inputs[-1], *arguments[1:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,9 @@ Target = int | str | None
 """A class by number or by name; None is the predicted class."""
 
 
-def _kinds() -> dict[str, Any]:
+def _kinds() -> dict[str, object]:
     """Return the type of each option of the built-in methods; several types if methods differ."""
-    kinds: dict[str, Any] = {"grid": tuple[int, int] | None}
+    kinds: dict[str, object] = {"grid": tuple[int, int] | None}
     for method in BUILT_IN.values():
         for name, one in signature(method.run).parameters.items():
             if one.kind is one.KEYWORD_ONLY:
@@ -38,7 +37,7 @@ METHOD_OPTIONS = keywords(_kinds())
 """Options of the built-in methods, for the signature of `vitral.explain`."""
 
 
-def default_method(network: nn.Module, options: Mapping[str, Any] | None = None) -> str:
+def default_method(network: nn.Module, options: Mapping[str, object] | None = None) -> str:
     """Default method: the best one, or for a ResNet the first that needs no attention.
 
     For a network of another library it is Grad-CAM if you select a layer, otherwise input × gradient.
@@ -71,7 +70,7 @@ def check_method(method: Method, network: nn.Module) -> None:
     raise UsageError(what, why=f"{type(network).__name__} has no attention", hint=f"--method {able}")
 
 
-def check_options(method: Method, options: Mapping[str, Any]) -> None:
+def check_options(method: Method, options: Mapping[str, object]) -> None:
     """Refuse an option that the method does not have."""
     known = [name for name, one in signature(method.run).parameters.items() if one.kind is one.KEYWORD_ONLY]
     if bad := next((name for name in options if name not in known), None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +33,7 @@ def cast_copy(network: Network, dtype: torch.dtype) -> Network:
     return copy.deepcopy(network, memo)
 
 
-def hooks_of(network: nn.Module) -> dict[int, Any]:
+def hooks_of(network: nn.Module) -> dict[int, object]:
     """Return a memo with which `copy.deepcopy` shares hooks: what they keep is for their owner to see."""
     hooks = [(*one._forward_hooks.values(), *one._forward_pre_hooks.values()) for one in network.modules()]
     return {id(hook): hook for each in hooks for hook in each}

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +66,7 @@ class Compiled(nn.Module):
         keep_code()
         self.frozen = next(network.parameters()).device.type == "cpu"
         # Compiled code is looked up by the identity of its parameters, so changed parameters must be other objects.
-        self.network: Any = torch.compile(copy.deepcopy(network, hooks_of(network)) if self.frozen else network)
+        self.network = torch.compile(copy.deepcopy(network, hooks_of(network)) if self.frozen else network)
         self.train(network.training)
 
     def forward(self, images: Tensor) -> Tensor:

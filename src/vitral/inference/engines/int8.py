@@ -241,7 +241,7 @@ class _Linear:
             *operands, other.contiguous(), bias, 1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", [], ""
         )
 
-    def _arguments(self, x: Tensor) -> tuple[Any, ...]:
+    def _arguments(self, x: Tensor) -> tuple[object, ...]:
         return x, self.scale.step, self.scale.zero, self.matrix, self.steps, self.zeros, self.bias
 
 
@@ -264,7 +264,7 @@ class _Block(nn.Module):
     def __init__(self, block: Block, scales: list[_Scale]):
         super().__init__()
         of_qkv, of_proj, of_fc1, of_fc2 = scales
-        factors: tuple[Any, Any] = (block.ls1.gamma, block.ls2.gamma) if block.layer_scale else (None, None)
+        factors = (block.ls1.gamma, block.ls2.gamma) if block.layer_scale else (None, None)
         self.pre_norm, self.mlp, self.dtype = block.pre_norm, block.mlp, torch.float32
         self.norm1, self.norm2 = _norm(block.norm1), _norm(block.norm2)
         self.proj, self.fc2 = _Linear(block.attn.proj, of_proj, factors[0]), _Linear(block.mlp.fc2, of_fc2, factors[1])

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,10 +26,10 @@ class Calibration:
     ranges: Ranges
     warning: str = ""
     """Reason why int8 is not worthwhile for this network, if measured so."""
-    output: Mapping[str, Any] = field(default_factory=dict)
+    output: Mapping[str, object] = field(default_factory=dict)
     """Fields of the output that were fitted in int8; empty without validation images."""
 
-    def refitted(self, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    def refitted(self, fields: Mapping[str, object]) -> tuple[Mapping[str, object], list[str]]:
         """Return the fields of the output as they hold with these ranges, and notes on those that are left out."""
         if not self.ranges:
             return fields, []

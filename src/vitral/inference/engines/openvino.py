@@ -17,12 +17,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,6 +41,9 @@ from vitral.model.registry import config_to_json
 from vitral.system import excluded_cpu_flags
 from vitral.weights.native import hash_state
 
+if TYPE_CHECKING:
+    import openvino
+
 FORMAT = 2
 """Version of the cache. A new number invalidates all entries."""
 _CACHE_SIZE = 8  # compiled networks in the cache; each is as large as its weights
@@ -48,7 +52,7 @@ _CACHE_SIZE = 8  # compiled networks in the cache; each is as large as its weigh
 class Compiled(nn.Module):
     """A network compiled by OpenVINO: standardized images (B, C, H, W) to logits (B, K) fp32."""
 
-    def __init__(self, model: Any, note: str):
+    def __init__(self, model: openvino.CompiledModel, note: str):
         super().__init__()
         self.note = note
         """Source of the compiled network, compiler or cache, and the seconds that it took."""
@@ -87,7 +91,7 @@ def compiled(network: Network, machine: Machine, ranges: Ranges | None = None) -
     return Compiled(model, f"OpenVINO {str(ov.__version__).partition('-')[0]}, {precision}, {done} in {seconds:.1f} s")
 
 
-def _compile(core: Any, model: Any, settings: dict[str, Any]) -> Any:
+def _compile(core: openvino.Core, model: openvino.Model, settings: Mapping[str, object]) -> openvino.CompiledModel:
     try:
         return core.compile_model(model, "CPU", settings)
     except RuntimeError as error:
@@ -150,7 +154,7 @@ def _trial() -> tuple[int, str]:
     return most, int8.WRONG
 
 
-def package() -> Any:
+def package() -> ModuleType:
     """Import OpenVINO without its telemetry, which otherwise reports the import to its authors.
 
     Raises `MissingExtraError` if it is not installed.
@@ -171,7 +175,7 @@ def package() -> Any:
 
 
 @cache
-def shared_core() -> Any:
+def shared_core() -> openvino.Core:
     """OpenVINO's core, one for the process, never destroyed.
 
     A core installs a signal stack in the thread that creates it, and removes it when it is destroyed. If two cores are
@@ -185,7 +189,7 @@ def shared_core() -> Any:
     return package().Core()
 
 
-def _settings(core: Any, machine: Machine) -> dict[str, Any]:
+def _settings(core: openvino.Core, machine: Machine) -> dict[str, object]:
     """One batch at a time, on torch's number of threads, which the system may move to free cores."""
     bf16 = machine.precision == "bf16" and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return {
@@ -197,7 +201,7 @@ def _settings(core: Any, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _converted(network: Network, ranges: Ranges | None) -> Any:
+def _converted(network: Network, ranges: Ranges | None) -> openvino.Model:
     """Convert a network to an OpenVINO model."""
     fp32: Any = copy.deepcopy(network).float().eval()
     if ranges is not None:
@@ -205,7 +209,7 @@ def _converted(network: Network, ranges: Ranges | None) -> Any:
     return _traced(fp32, torch.zeros(2, network.config.channels, *network.config.image))
 
 
-def _traced(module: nn.Module, example: Tensor) -> Any:
+def _traced(module: nn.Module, example: Tensor) -> openvino.Model:
     """Convert a module in fp32 to an OpenVINO model with a dynamic batch size; other sizes are those of `example`.
 
     OpenVINO's `convert_model` does the same ten times slower, since it checks the trace, and sends telemetry.
@@ -224,7 +228,7 @@ def _traced(module: nn.Module, example: Tensor) -> Any:
     return model
 
 
-def _fold_ranges(model: Any) -> None:
+def _fold_ranges(model: openvino.Model) -> None:
     """Fold the ranges of `FakeQuantize` nodes to constants; otherwise OpenVINO does not recognize int8."""
     from openvino import Model
     from openvino.passes import ConstantFolding, Manager
@@ -237,7 +241,9 @@ def _fold_ranges(model: Any) -> None:
         folding.run_passes(Model(bounds, []))  # these nodes only: folded weights would be rounded floats
 
 
-def _key(ov: Any, core: Any, network: Network, settings: dict[str, Any], ranges: Ranges | None) -> str:
+def _key(
+    ov: ModuleType, core: openvino.Core, network: Network, settings: Mapping[str, object], ranges: Ranges | None
+) -> str:
     """Hash of everything that determines a compiled network."""
     digest = hashlib.blake2b(digest_size=20)
     machine = [core.get_property("CPU", name) for name in ("FULL_DEVICE_NAME", "OPTIMIZATION_CAPABILITIES")]
@@ -249,7 +255,7 @@ def _key(ov: Any, core: Any, network: Network, settings: dict[str, Any], ranges:
     return digest.hexdigest()
 
 
-def _read(core: Any, file: Path, settings: dict[str, Any]) -> Any:
+def _read(core: openvino.Core, file: Path, settings: Mapping[str, object]) -> openvino.CompiledModel | None:
     """Read a compiled network from the cache; None if the file is missing or damaged, or OpenVINO refuses it."""
     try:
         cached = file.read_bytes()
@@ -262,7 +268,7 @@ def _read(core: Any, file: Path, settings: dict[str, Any]) -> Any:
     return model
 
 
-def _keep(file: Path, model: Any) -> bool:
+def _keep(file: Path, model: openvino.CompiledModel) -> bool:
     """Write a compiled network to the cache and evict the least recently used. True if the cache is writable."""
     try:
         with replacing(file) as temporary:

@@ -217,8 +217,8 @@ def supports_fused_block(block: Block) -> bool:
     attn, mlp = block.attn, block.mlp
     if not block.pre_norm or mlp.activation == "swiglu" or attn.qk_norm or attn.head_dim % cpu.LANES:
         return False
-    norms: list[Any] = [block.norm1, block.norm2]
-    layers: list[Any] = [attn.qkv, attn.proj, mlp.fc1, mlp.fc2]
+    norms = [block.norm1, block.norm2]
+    layers = [attn.qkv, attn.proj, mlp.fc1, mlp.fc2]
     if not all(cpu.supports_layer_norm(norm.weight, norm.bias) for norm in norms):
         return False
     return all(cpu.supports_linear(layer.weight, layer.weight, layer.bias) for layer in layers)
@@ -237,7 +237,7 @@ class _Block(nn.Module):
 
     def __init__(self, block: Block):
         super().__init__()
-        scales: tuple[Any, Any] = (block.ls1.gamma, block.ls2.gamma) if block.layer_scale else (None, None)
+        scales = (block.ls1.gamma, block.ls2.gamma) if block.layer_scale else (None, None)
         self.pre_norm, self.norm1, self.norm2 = block.pre_norm, _norm(block.norm1), _norm(block.norm2)
         self.attn = shallow_copy(block.attn)
         self.attn.backend = attention

@@ -51,7 +51,7 @@ def holding(output: Output, changes: Sequence[str]) -> tuple[Output, list[str]]:
     """
     if not changes:
         return output, []
-    fields: Mapping[str, Any] = output.to_json()
+    fields: Mapping[str, object] = output.to_json()
     notes: list[str] = []
     for change in changes:
         still, said = fitted.kept(fields, change)

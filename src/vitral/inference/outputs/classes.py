@@ -83,7 +83,7 @@ class Classes(Output):
     def describe(self, answer: np.ndarray) -> str:
         return self.names[int(answer)]
 
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, object]:
         divided = f" of the logits / {self.temperature:g}" if self.temperature != 1 else ""
         return {"probabilities": f"softmax over classes{divided}"}
 
@@ -154,8 +154,8 @@ class Classes(Output):
         """Return this output without a threshold for unknown images."""
         return replace(self, unknown=None)
 
-    def to_json(self) -> dict[str, Any]:
-        calibrated: dict[str, Any] = {"temperature": self.temperature} if self.temperature != 1 else {}
+    def to_json(self) -> dict[str, object]:
+        calibrated: dict[str, object] = {"temperature": self.temperature} if self.temperature != 1 else {}
         calibrated |= {"scores": list(self.scores)} if self.scores else {}
         calibrated |= {"groups": self.groups} if self.groups is not None else {}
         calibrated |= {"unfitted": self.unfitted} if self.unfitted else {}

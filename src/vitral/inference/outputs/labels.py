@@ -100,13 +100,13 @@ class Labels(Output):
     def describe(self, answer: np.ndarray) -> str:
         return " + ".join(name for name, has in zip(self.names, answer, strict=True) if has) or "no label"
 
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, object]:
         return {"probabilities": "sigmoid of each", "thresholds": list(self.thresholds)}
 
     def columns(self, top: int = 1, all: bool = False) -> LabelCells:
         return LabelCells(self.names, top, all)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"task": self.task, "thresholds": list(self.thresholds)}
 
     @classmethod

@@ -107,13 +107,13 @@ class Numbers(Output):
     def describe(self, answer: np.ndarray) -> str:
         return "numbers"
 
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, object]:
         return {"numbers": "logit * deviation + mean", "mean": list(self.mean), "deviation": list(self.deviation)}
 
     def columns(self, top: int = 1, all: bool = False) -> NumberCells:
         return NumberCells(self.names)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"task": self.task, "mean": list(self.mean), "deviation": list(self.deviation)}
 
     @classmethod

@@ -82,16 +82,16 @@ class Output:
         """Return the answer to an image as text."""
         raise NotImplementedError
 
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, object]:
         """Return how a program without vitral turns the logits of an export into a prediction."""
         raise NotImplementedError
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields to save with the weights; empty for one class per image."""
         raise NotImplementedError
 
     @classmethod
-    def from_json(cls, names: Sequence[str], saved: Mapping[str, Any]) -> Output:
+    def from_json(cls, names: Sequence[str], saved: Mapping[str, object]) -> Output:
         """Invert `to_json`; `KeyError`, `TypeError` or `ValueError` for fields that are missing or damaged."""
         raise NotImplementedError
 

@@ -114,13 +114,13 @@ class TextOutput(Output):
     def describe(self, answer: np.ndarray) -> str:
         return self.prediction("", np.concatenate([answer, np.zeros(len(answer))])).text
 
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, object]:
         return {"text": "classes of the likeliest tokens, one by one, until the end", "between": self.joint}
 
     def columns(self, top: int = 1, all: bool = False) -> TextColumns:
         return TextColumns()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"task": "text", **({"joint": self.joint, "end": self.end} if self.joint else {})}
 
     @classmethod

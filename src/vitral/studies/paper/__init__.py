@@ -53,7 +53,7 @@ def paper_study(name: str, scale: Scale = "laptop", **changes: Any) -> Study:
     )
 
 
-def _named(value: Any, stand_ins: dict[str, str]) -> Any:
+def _named(value: object, stand_ins: dict[str, str]) -> Any:
     """Replace `$…` by the networks of the scale."""
     if isinstance(value, dict):
         return {key: _named(one, stand_ins) for key, one in value.items()}

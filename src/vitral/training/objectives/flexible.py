@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,8 @@ class FlexibleViT:
     def logits(self, model: nn.Module, images: Tensor, size: int) -> Tensor:
         """Logits (B, K) of `model` with patches of `size` pixels, for images of the network's size."""
         network = self.networks[size].train(model.training)
-        tensors: Any = functional_call(network, self.tensors(model, size), (images,))
-        return tensors
+        logits: Tensor = functional_call(network, self.tensors(model, size), (images,))
+        return logits
 
     def tensors(self, model: nn.Module, size: int) -> dict[str, Tensor]:
         """The parameters of `model` with the patch kernel and the positions resized for patches of `size` pixels."""

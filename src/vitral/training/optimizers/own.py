@@ -24,7 +24,7 @@ def own_rule(name: str) -> UpdateRule:
     return UpdateRule(title, partial(_build, own_part("optimizer", name)))
 
 
-def _build(function: Callable[..., Any], groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
+def _build(function: Callable[..., object], groups: Groups, run: OptimizerOptions) -> list[Optimizer]:
     """Call the function with groups that have the rates of the run. Its optimizer may group the parameters anew."""
     peak = run.peak_lr
     stated = [{**group, "lr": peak * group["factor"]} for group in groups]

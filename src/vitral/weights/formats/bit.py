@@ -53,7 +53,7 @@ def config(state: Mapping[str, Tensor], facts: ConfigFields, where: object) -> B
     if rest or not width or not layers:
         why = f"{root.shape[0]} channels after the root, {layers} bottlenecks"
         raise WeightsError("not the tensors of a BiT", where=where, why=why)
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "layers": layers,
         "width": width,
         "channels": root.shape[1],

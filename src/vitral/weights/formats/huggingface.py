@@ -334,7 +334,7 @@ def _model(source: Source, types: Sequence[str]) -> tuple[str, Mapping[str, Any]
     return kind, config
 
 
-def facts_of(*types: str, **always: Any) -> Callable[[Source], ConfigFields]:
+def facts_of(*types: str, **always: object) -> Callable[[Source], ConfigFields]:
     """Read the fields that shapes cannot determine from `config.json`, else from the defaults of the model's class."""
 
     def facts(source: Source) -> ConfigFields:

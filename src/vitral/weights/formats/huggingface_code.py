@@ -60,7 +60,7 @@ def write(weights: Weights, path: Path, why: str) -> Sequence[Path]:
     return [path / name for name in ("config.json", "model.safetensors", MODELING, "preprocessor_config.json")]
 
 
-def header(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def header(config: Mapping[str, object] | None) -> Mapping[str, Any] | None:
     """Return the header of weights that transformers saved again, with their classes as they are now, from its
     `config.json`; None for other networks.
     """

@@ -144,7 +144,7 @@ ARCHITECTURES = {
 """Model type → classes whose arithmetic vitral reproduces."""
 
 
-def check(kind: str, config: Mapping[str, Any], gated: bool, source: Source) -> None:
+def check(kind: str, config: Mapping[str, object], gated: bool, source: Source) -> None:
     """Raise `WeightsError` for a configuration that vitral's networks do not compute.
 
     `gated` is True if the tensors include a gated MLP.
@@ -170,14 +170,14 @@ def check(kind: str, config: Mapping[str, Any], gated: bool, source: Source) -> 
         raise wrong("hidden_act", "'silu'", "gelu, the default", source)
 
 
-def check_fields(wanted: Mapping[str, Sequence[Any]], stated: Mapping[str, Any], source: Source) -> None:
+def check_fields(wanted: Mapping[str, Sequence[object]], stated: Mapping[str, object], source: Source) -> None:
     """Raise `WeightsError` for a stated field with none of its wanted values."""
     for name, values in wanted.items():
         if name in stated and stated[name] not in values:
             raise wrong(name, " or ".join(map(repr, values)) or "its width divided by its heads", stated[name], source)
 
 
-def _check_architecture(kind: str, config: Mapping[str, Any], source: Source) -> None:
+def _check_architecture(kind: str, config: Mapping[str, object], source: Source) -> None:
     names = (source.config or {}).get("architectures") or ()
     for name in names if isinstance(names, list | tuple) else (names,):
         if name not in ARCHITECTURES[kind]:
@@ -199,7 +199,7 @@ def _has(source: Source, name: str) -> bool:
     return name in source.tensors
 
 
-def sizes(kind: str, config: Mapping[str, Any], gated: bool, source: Source) -> ConfigFields:
+def sizes(kind: str, config: Mapping[str, object], gated: bool, source: Source) -> ConfigFields:
     """Read the sizes and parts stated by a configuration; the rest follows from the shapes."""
     found: ConfigFields = {}
     for name, field in _COUNTS.items():
@@ -234,7 +234,7 @@ def wrong(field: str, wanted: str, value: object, source: Source) -> WeightsErro
     return WeightsError("cannot honor the configuration of the weights", where=source.where, why=why)
 
 
-def whole(config: Mapping[str, Any], field: str, usual: int, source: Source, least: int = 1) -> int:
+def whole(config: Mapping[str, object], field: str, usual: int, source: Source, least: int = 1) -> int:
     """Read a whole number of at least `least`."""
     value = config.get(field, usual)
     if type(value) is not int or value < least:
@@ -250,7 +250,7 @@ def positive(config: Mapping[str, Any], field: str, usual: float, source: Source
     return float(value)
 
 
-def size(config: Mapping[str, Any], field: str, usual: int, source: Source) -> tuple[int, int]:
+def size(config: Mapping[str, object], field: str, usual: int, source: Source) -> tuple[int, int]:
     """Read height and width in pixels."""
     value = config.get(field, usual)
     sides: Sequence[Any] = value if isinstance(value, list | tuple) else [value, value]

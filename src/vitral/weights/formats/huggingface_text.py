@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,7 +145,7 @@ def _facts(encoder: str) -> Callable[[Source], ConfigFields]:
     return facts
 
 
-def _part(name: str, kind: str, source: Source) -> Mapping[str, Any]:
+def _part(name: str, kind: str, source: Source) -> Mapping[str, object]:
     part = (source.config or {}).get(name)
     if not isinstance(part, Mapping) or part.get("model_type") != kind:
         stated = part.get("model_type") if isinstance(part, Mapping) else part
@@ -154,7 +153,7 @@ def _part(name: str, kind: str, source: Source) -> Mapping[str, Any]:
     return part
 
 
-def _decoder(config: Mapping[str, Any], source: Source) -> ConfigFields:
+def _decoder(config: Mapping[str, object], source: Source) -> ConfigFields:
     """Fields of `DecoderConfig`, with the defaults of transformers' class."""
     uses = {name: use for name, use in EVERY.items() if not name.startswith(("is_", "add_"))}
     check_fields({name: use.values for name, use in uses.items() if isinstance(use, Only)}, config, source)
@@ -188,7 +187,7 @@ _TOKENS = {"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
 """Special tokens → defaults of the decoder's configuration class."""
 
 
-def _token(name: str, config: Mapping[str, Any], source: Source) -> int:
+def _token(name: str, config: Mapping[str, object], source: Source) -> int:
     """The number of a special token, as transformers' generation takes it."""
     places = (source.generation or {}, source.config or {}, config, _TOKENS)
     value = next((place[name] for place in places if place.get(name) is not None), None)

@@ -178,7 +178,7 @@ def _colored(network: _Network) -> _Network:
 def _simplified(network: _Network) -> _Network:
     """Rewrite equivalent fields: `mean-all` is `mean` without a prefix, a norm of one pooled token is one of tokens."""
     config, state = network.config, dict(network.state)
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if config.pool == "mean-all" and not config.prefix:
         fields["pool"] = "mean"
     if config.pool == "cls" and config.final_norm == "pooled":
@@ -249,9 +249,9 @@ def _finished(name: str, tensors: State, config: ViTConfig) -> State:
 # ---------------------------------------------------------------- config.json
 
 
-def _config(name: str, config: ViTConfig, classes: Sequence[str], tensors: State) -> dict[str, Any]:
+def _config(name: str, config: ViTConfig, classes: Sequence[str], tensors: State) -> dict[str, object]:
     target = _TARGETS[name]
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "architectures": [target.classifier if config.classes else target.base],
         "model_type": target.model_type,
         "id2label": {str(number): label for number, label in enumerate(classes)},
@@ -285,7 +285,7 @@ def _sizes(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def _vit(config: ViTConfig) -> dict[str, Any]:
+def _vit(config: ViTConfig) -> dict[str, object]:
     return {
         "intermediate_size": config.mlp_dim,
         "qkv_bias": config.qkv_bias,
@@ -294,9 +294,9 @@ def _vit(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def _dinov2(config: ViTConfig) -> dict[str, Any]:
+def _dinov2(config: ViTConfig) -> dict[str, object]:
     gated = config.activation == "swiglu"
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "mlp_ratio": _ratio(config),
         "use_swiglu_ffn": gated,
         "qkv_bias": config.qkv_bias,
@@ -306,13 +306,13 @@ def _dinov2(config: ViTConfig) -> dict[str, Any]:
     return found | ({"hidden_act": "gelu"} if gated else {})  # without effect on a gated MLP
 
 
-def _dinov2_registers(config: ViTConfig) -> dict[str, Any]:
+def _dinov2_registers(config: ViTConfig) -> dict[str, object]:
     found = {**_dinov2(config), "num_register_tokens": config.registers}
     del found["use_mask_token"]
     return found
 
 
-def _dinov3(config: ViTConfig) -> dict[str, Any]:
+def _dinov3(config: ViTConfig) -> dict[str, object]:
     return {
         "intermediate_size": config.mlp_dim,
         "num_register_tokens": config.registers,
@@ -325,7 +325,7 @@ def _dinov3(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def _siglip(config: ViTConfig) -> dict[str, Any]:
+def _siglip(config: ViTConfig) -> dict[str, object]:
     return {"intermediate_size": config.mlp_dim, "attention_dropout": 0.0}
 
 

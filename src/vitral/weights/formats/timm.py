@@ -196,7 +196,7 @@ _ARGUMENTS: Mapping[str, str] = {"num_heads": "heads", "attn_pool_num_heads": "p
 _ACTS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "quick_gelu": "quick-gelu", "relu": "relu", "silu": "silu"}
 
 
-def _argument(name: str, value: Any, source: Source) -> ConfigFields:
+def _argument(name: str, value: object, source: Source) -> ConfigFields:
     value = _ACTS.get(value) if name == "act_layer" and isinstance(value, str) else value
     if type(value) is not (str if name == "act_layer" else int):
         raise _not_honored(name, value, source)
@@ -206,7 +206,7 @@ def _argument(name: str, value: Any, source: Source) -> ConfigFields:
 _POOLING = {"token": "cls", "avg": "mean", "map": "map"}
 
 
-def _pool(pooling: Any, given: Mapping[str, Any], found: ConfigFields, source: Source) -> ConfigFields:
+def _pool(pooling: object, given: Mapping[str, object], found: ConfigFields, source: Source) -> ConfigFields:
     prefix = bool(given.get("pool_include_prefix", found.get("pool") == "mean-all" or found.get("pool_prefix", False)))
     if pooling is None:
         return {}
@@ -221,7 +221,7 @@ def _not_honored(name: str, value: object, source: Source) -> WeightsError:
     return WeightsError("cannot honor the configuration of the weights", where=source.where, why=why)
 
 
-def _size(value: Any) -> tuple[int, int] | None:
+def _size(value: object) -> tuple[int, int] | None:
     if isinstance(value, int):
         return value, value
     if isinstance(value, Sequence) and len(value) == 2 and all(type(side) is int for side in value):
@@ -309,7 +309,7 @@ def _canonical(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {start.sub(f"{_ROOT}stem.", name): tensor for name, tensor in tensors.items()}
 
 
-def _config(weights: Weights, config: ViTConfig) -> dict[str, Any]:
+def _config(weights: Weights, config: ViTConfig) -> dict[str, object]:
     """Build timm's config.json: an architecture with the right parts, and arguments that make it this network."""
     names = list(weights.classes)
     return {
@@ -351,9 +351,9 @@ def _architecture(config: ViTConfig) -> str:
     return "vit_giant_patch14_dinov2" if config.activation == "swiglu" else "vit_base_patch16_224"
 
 
-def _model_args(config: ViTConfig) -> dict[str, Any]:
+def _model_args(config: ViTConfig) -> dict[str, object]:
     wide = 2 if config.activation == "swiglu" and config.position != "rotary" else 1
-    args: dict[str, Any] = {
+    args: dict[str, object] = {
         "img_size": list(config.image),
         "in_chans": config.channels,
         "embed_dim": config.dim,

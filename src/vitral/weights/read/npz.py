@@ -8,7 +8,7 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ def read_npz(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     return tensors, tuple(notes)
 
 
-def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """Read shape, Fortran order, dtype and length of a `.npy` header, checked against the size of the entry."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
@@ -98,7 +98,7 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
     return shape, fortran, dtype, length
 
 
-def _mapped(whole: np.ndarray[Any, Any], entry: ZipEntry) -> np.ndarray[Any, Any]:
+def _mapped(whole: np.ndarray, entry: ZipEntry) -> np.ndarray:
     """View the array of a stored entry in the mapped file."""
     start = whole[entry.offset : entry.offset + min(entry.size, LONGEST_HEADER + 64)]
     shape, fortran, dtype, length = _header(io.BytesIO(start.tobytes()), entry.size)
@@ -107,7 +107,7 @@ def _mapped(whole: np.ndarray[Any, Any], entry: ZipEntry) -> np.ndarray[Any, Any
     return np.ndarray(shape, dtype, whole, entry.offset + length, order="F" if fortran else "C")
 
 
-def _unpacked(archive: zipfile.ZipFile, entry: ZipEntry) -> np.ndarray[Any, Any]:
+def _unpacked(archive: zipfile.ZipFile, entry: ZipEntry) -> np.ndarray:
     """Unpack the array of a deflated entry; memory is allocated once header and archive agree on the size."""
     with archive.open(entry.name) as file:
         shape, fortran, dtype, length = _header(file, entry.size)
@@ -124,7 +124,7 @@ def _unpacked(archive: zipfile.ZipFile, entry: ZipEntry) -> np.ndarray[Any, Any]
     return flat.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor | None:
+def _tensor(array: np.ndarray) -> Tensor | None:
     """Convert an array to a tensor, copied only to swap its byte order; None for text, dates and the like."""
     dtype = array.dtype
     if dtype.kind == "V":

@@ -8,7 +8,7 @@ import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -116,7 +116,7 @@ def check_header(path: Path) -> None:
     _checked_header(path)
 
 
-def _checked_header(path: Path) -> dict[str, Any]:
+def _checked_header(path: Path) -> dict[str, object]:
     with open(path, "rb") as file:
         total = os.fstat(file.fileno()).st_size
         header, begin = _header(file, total)
@@ -124,7 +124,7 @@ def _checked_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _header(file: IO[bytes], total: int) -> tuple[dict[str, Any], int]:
+def _header(file: IO[bytes], total: int) -> tuple[dict[str, object], int]:
     """Read each tensor's entry in the header, and the offset of the bytes after it; `ValueError` if malformed."""
     start = file.read(8)
     if len(start) < 8:
@@ -146,7 +146,7 @@ def _header(file: IO[bytes], total: int) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -154,7 +154,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_offsets(header: dict[str, Any], begin: int, total: int) -> None:
+def _check_offsets(header: Mapping[str, object], begin: int, total: int) -> None:
     """Check that all tensors lie inside the file and follow one another without gaps."""
     places = []
     for name, entry in header.items():

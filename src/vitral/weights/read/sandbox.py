@@ -289,7 +289,7 @@ def choose(tree: object, wrappers: Sequence[str], unwanted: Sequence[str]) -> tu
     return tree, notes
 
 
-def _left_out(tree: Mapping[Any, object], names: Iterable[object]) -> list[Note]:
+def _left_out(tree: Mapping[object, object], names: Iterable[object]) -> list[Note]:
     listed = []
     for name in names:
         count = tensors_in(tree[name])
@@ -341,7 +341,7 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], most: int) -> None:
 
     Tied tensors are written twice. Wide elements come first in the file, so that each lies at a multiple of its width.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
     if sum(sizes.values()) > most:
         raise RefusedError(f"its tensors would take {sum(sizes.values()):,} bytes, out of proportion to the file")
@@ -369,7 +369,7 @@ def main(request: Mapping[str, Any]) -> None:
             tree, notes = choose(tree, request["wrappers"], request["unwanted"])
             tensors, more = flatten(tree)
             write(file, tensors, request["most"])
-            result: dict[str, Any] = {"notes": notes + more}
+            result: dict[str, object] = {"notes": notes + more}
         except RefusedError as error:
             result = {"error": str(error)}
         except Exception as error:

@@ -238,7 +238,7 @@ def _from_shards(folder: Path, index: Path) -> _Read:
     return {name: shards[shard][name] for name, shard in places.items()}, metadata, notes
 
 
-def _config(path: Path, required: bool) -> tuple[Mapping[str, Any] | None, list[str]]:
+def _config(path: Path, required: bool) -> tuple[Mapping[str, object] | None, list[str]]:
     """Read a configuration next to the weights. Unless `required`, an unreadable one is ignored with a note: beside a
     single file of weights it may belong to something else.
     """

@@ -178,7 +178,7 @@ def _profile(folder: Path) -> str:
     )
 
 
-def _report(path: Path) -> dict[str, Any]:
+def _report(path: Path) -> dict[str, object]:
     """Read the reader's report, which is not trusted."""
     try:
         result = bounded.read(path, most_bytes=_REPORT)

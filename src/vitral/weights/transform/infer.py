@@ -74,7 +74,7 @@ def _placed(found: Mapping[str, Any]) -> int:
 def _sizes(state: Mapping[str, Tensor], kernel: Tensor) -> dict[str, Any]:
     dim = kernel.shape[0]
     wide, narrow = state["blocks.0.mlp.fc1.weight"].shape[0], state["blocks.0.mlp.fc2.weight"].shape[1]
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "dim": dim,
         "depth": depth_of(state, "blocks."),
         "mlp_dim": narrow,
@@ -87,7 +87,7 @@ def _sizes(state: Mapping[str, Tensor], kernel: Tensor) -> dict[str, Any]:
     return found
 
 
-def _patches(state: Mapping[str, Tensor], kernel: Tensor) -> dict[str, Any]:
+def _patches(state: Mapping[str, Tensor], kernel: Tensor) -> dict[str, object]:
     """Image channels and patch size in pixels; with a ResNet before the patches also its stages."""
     root, stages = state.get("patch_embed.backbone.stem.conv.weight"), "patch_embed.backbone.stages."
     if root is None:
@@ -108,7 +108,7 @@ def _parts(state: Mapping[str, Tensor]) -> dict[str, Any]:
         pool = "cls-mean"
     else:
         pool = "cls" if cls_token and "fc_norm.weight" not in state else "mean"
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "cls_token": cls_token,
         "dist_token": "dist_token" in state,
         "registers": state["reg_token"].shape[1] if "reg_token" in state else 0,

@@ -79,7 +79,9 @@ def same(pairs: Mapping[str, str]) -> tuple[Rule, ...]:
     )
 
 
-def both(parameter: str, tensors: Sequence[str], form: Form, when: tuple[str, Any] | None = None) -> tuple[Rule, ...]:
+def both(
+    parameter: str, tensors: Sequence[str], form: Form, when: tuple[str, object] | None = None
+) -> tuple[Rule, ...]:
     """Make one rule each for `.weight` and `.bias`, with the same form."""
     return tuple(
         Rule(parameter + end, tuple(name + end for name in tensors), form, when) for end in (".weight", ".bias")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -128,7 +127,7 @@ class LabelCheck:
             return f"None is certain; about {expected:,} of the {len(found):,} shown are wrong"
         return "None is certain: each may be a hard image with the right label"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data, with the most doubtful labels in order."""
         return {
             "data": self.source,

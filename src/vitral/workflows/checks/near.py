@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +72,7 @@ class FeatureSearch:
         advice = "the features hardly separate copies from other images: name other weights, as --init timm:NAME"
         return (found, advice) if weak else (found,)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data, without the pairs, which are among those of the report."""
         return {"weights": self.weights, "least": self.least, "pairs": len(self.pairs), "recall": self.recall}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def set_features(
     """
     own = built_in(weights)
     sizes = own.feature_sizes if own else ()
-    adapted: list[dict[str, Any]] = [{}]
+    adapted: list[dict[str, object]] = [{}]
     if sizes and "train" in dataset.splits and min(dataset_stats(dataset).size) > 0.8 * sizes[0]:
         adapted = [{"image_size": size} for size in (sizes if every_size else sizes[:1])]
     several = [_features(dataset, weights, options, skip, cache, progress, one) for one in adapted]
@@ -66,7 +66,7 @@ def _features(
     skip: bool,
     cache: FeatureCache | None,
     progress: Progress | None,
-    adapted: dict[str, Any],
+    adapted: Mapping[str, object],
 ) -> SetFeatures:
     predictor = replace(options, precision="fp32").load(weights, **adapted)
     machine = choose(options.device, options.precision, dim=predictor.network.config.dim)

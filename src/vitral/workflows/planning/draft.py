@@ -67,7 +67,7 @@ class Draft:
 Step = Callable[[Draft], Draft]
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """Format a value for the printed plan."""
     if isinstance(value, bool):
         return "on" if value else "off"

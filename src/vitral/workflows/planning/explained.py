@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 from vitral.errors import VitralError
 from vitral.evaluation.pages import environment, finished, write_page
@@ -86,7 +86,7 @@ def _other_recipes(job: Job) -> Iterator[tuple[str, Run]]:
                 yield name, RECIPES[name](stats, job.machine).run
 
 
-def _alternatives(name: str, run: Run, kind: Any, others: Mapping[str, Run], named: bool) -> Iterator[str]:
+def _alternatives(name: str, run: Run, kind: object, others: Mapping[str, Run], named: bool) -> Iterator[str]:
     """List what an option might have been: the values of other recipes, and all of a short list."""
     own = getattr(run, name)
     prefix = f"{flag(name)} " if named else ""
@@ -134,7 +134,7 @@ def untouched(job: Job) -> list[tuple[str, str]]:
     ]
 
 
-def to_json(job: Job) -> dict[str, Any]:
+def to_json(job: Job) -> dict[str, object]:
     """Return the plan with its alternatives as plain data."""
     choices = [
         {**dataclasses.asdict(one.choice), "options": one.options, "alternatives": one.alternatives}

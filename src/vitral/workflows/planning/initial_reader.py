@@ -75,7 +75,7 @@ def read_reader(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> In
     return dataclasses.replace(found, account=account, decoder=config.decoder, project=config.project, rest=rest)
 
 
-def _another_decoder(weights: Weights, decoder: DecoderConfig, given: Mapping[str, Any], dataset: DataSet) -> str:
+def _another_decoder(weights: Weights, decoder: DecoderConfig, given: Mapping[str, object], dataset: DataSet) -> str:
     """Return the reason for a new decoder; empty if that of the weights is used."""
     length = dataset["train"].labels.shape[1]
     tokens = decoder.start_token, decoder.end_token, decoder.pad_token

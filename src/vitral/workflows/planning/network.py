@@ -57,7 +57,7 @@ def check_library(source: str) -> None:
         raise UsageError(f"{source} cannot be pretrained", why=why, hint="use a network of vitral: --model Nano/4")
 
 
-def read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> Loaded:
+def read_initial(given: Mapping[str, object], dataset: DataSet, proposed: Run) -> Loaded:
     """Read the weights, at the given size, else at the recipe's if it fixes one; with a new head for other classes.
 
     Notes on fitted numbers are left out: the run fits its own.
@@ -89,7 +89,7 @@ def _read_initial(given: Mapping[str, Any], dataset: DataSet, proposed: Run) -> 
 def take_network(draft: Draft) -> Draft:
     """Set the options that follow from the network: of the initial weights, a write-up, or another named model."""
     given, proposed = draft.given, draft.recipe.run
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if draft.init:
         draft, changes = _from_weights(draft, draft.init)
     elif (model := given.get("model", proposed.model)) in WRITE_UPS:
@@ -164,7 +164,7 @@ def _decoder_options(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any
     decoder = loaded.decoder if isinstance(loaded, InitialReader) else None
     if decoder is None:
         return draft, {}
-    own: dict[str, Any] = {"decoder_dim": decoder.dim, "decoder_depth": decoder.depth}
+    own: dict[str, object] = {"decoder_dim": decoder.dim, "decoder_depth": decoder.depth}
     draft = draft.change(Choice("decoder", f"{decoder.depth} blocks", f"as in {draft.given['init']}"))
     if not {"lr", "optimizer"} & set(draft.given):
         own["lr"] = draft.recipe.run.lr / 10
@@ -189,7 +189,7 @@ def _drop_unsupported(draft: Draft, kind: type[ModelConfig]) -> tuple[Draft, dic
     return draft, changes
 
 
-def _spread(name: str, value: Any, channels: int) -> Any:
+def _spread(name: str, value: object, channels: int) -> Any:
     """Expand a value to both sides of a size, or to every channel of a mean."""
     count = {"image_size": 2, "mean": channels, "std": channels}.get(name)
     return (value,) * count if count and not isinstance(value, tuple) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
 from torch import nn
 
@@ -82,7 +81,7 @@ def _with_own_loss(draft: Draft) -> Draft:
     if targets_of(task).sequence:
         raise UsageError(f"--task {task} does not support a loss of your own", hint="leave out --loss")
     _check_parameters(own_function("loss", draft.given["loss"]))
-    off: dict[str, Any] = {}
+    off: dict[str, object] = {}
     for name, value in _PART_OF_LOSS.items():
         if name not in draft.given:
             off[name] = value

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitral.data.targets import targets_of
 from vitral.errors import UsageError
-from vitral.model import ViTConfig
+from vitral.model import ModelConfig, ViTConfig
 from vitral.model.config_base import pair
 from vitral.model.variants import config_fields
 from vitral.pretraining.methods import METHODS
@@ -91,7 +91,7 @@ def _check(draft: Draft) -> None:
 def _patch(draft: Draft) -> tuple[int, int]:
     """Return the patch size of the network, which must be a ViT of plain patches."""
     if draft.init:
-        kind: Any = type(draft.init.weights.config)
+        kind: type[ModelConfig] = type(draft.init.weights.config)
         fields = vars(draft.init.weights.config)
     else:
         kind, fields = config_fields(draft.run.model)
@@ -129,7 +129,7 @@ def flex_patches(draft: Draft) -> Draft:
     return draft.change(Choice("patch sizes", shown, why), patch_sizes=sizes, **_FLEXIBLE)
 
 
-def _refuse_others(option: str, given: Mapping[str, Any], fixed: Mapping[str, Any], why: str) -> None:
+def _refuse_others(option: str, given: Mapping[str, object], fixed: Mapping[str, object], why: str) -> None:
     """Raise `UsageError` for a given option with another value than the one that `option` fixes."""
     for name, value in fixed.items():
         if name in given and given[name] != value:

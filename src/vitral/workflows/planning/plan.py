@@ -79,7 +79,7 @@ from vitral.workflows.tasks import TASKS
 
 
 def plan_run(
-    options: dict[str, Any], began: float | None = None, check: Callable[[str], None] = lambda folder: None
+    options: dict[str, object], began: float | None = None, check: Callable[[str], None] = lambda folder: None
 ) -> Job:
     """Plan a run with the given `options` (fields of `Run`) for its data and this machine. Its minutes count from
     `began`, of `time.monotonic()`, with planning and report; by default they are for training and validation alone.
@@ -107,7 +107,7 @@ def plan_run(
     return dataclasses.replace(job, unreadable=unreadable)
 
 
-def check_given(options: dict[str, Any]) -> dict[str, Any]:
+def check_given(options: dict[str, object]) -> dict[str, Any]:
     """Check the options as far as possible without data, and return them."""
     given = checked_options(options)
     reads_text = targets_of(Run(**given).task).sequence
@@ -153,12 +153,12 @@ def load_given(given: Mapping[str, Any], machine: Machine) -> DataSet:
     return leveled(load(name, root=start.data_root, wanted=wanted, tasks=tuple(TASKS)), given.get("levels"))
 
 
-def own_data(given: Mapping[str, Any], machine: Machine) -> str:
+def own_data(given: Mapping[str, object], machine: Machine) -> str:
     """Return the data that the recipe reads unless others are given: those of its experiment, else `Run.data`."""
     return find_recipe(given)(_NO_STATS, machine).run.data
 
 
-def default_folder(given: Mapping[str, Any], dataset: DataSet) -> str:
+def default_folder(given: Mapping[str, object], dataset: DataSet) -> str:
     """Return the run folder without --out. Training on the images of a pretraining run has another one."""
     return f"runs/{dataset.name}-pretrain" if given.get("recipe") in METHODS else f"runs/{dataset.name}"
 

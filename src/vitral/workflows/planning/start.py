@@ -94,7 +94,7 @@ def choose_start(
     return {}, Choice("init", NONE, why)
 
 
-def _contradiction(given: Mapping[str, Any], task: str, own: BuiltIn, stats: DatasetStats, machine: Machine) -> str:
+def _contradiction(given: Mapping[str, object], task: str, own: BuiltIn, stats: DatasetStats, machine: Machine) -> str:
     """Reason why the options exclude a built-in model; empty if they do not."""
     model = RECIPES[str(own.recipe)](stats, machine).run.model
     if targets_of(task).sequence:
@@ -137,7 +137,7 @@ def _local(stats: DatasetStats) -> str:
     return f". Available locally, if the images are similar: --init {' or --init '.join(stats.finished_runs)}"
 
 
-def _recipe_of_published(given: Mapping[str, Any], stats: DatasetStats, machine: Machine, found: AtHand) -> str:
+def _recipe_of_published(given: Mapping[str, object], stats: DatasetStats, machine: Machine, found: AtHand) -> str:
     """A GPU trains all layers. A CPU fits a linear probe to the features, and then trains all layers if the stated
     minutes allow it and the images are enough to tell which is better: on few, all layers were not (docs/log/start.md).
     """
@@ -154,21 +154,21 @@ def _limit(given: Mapping[str, Any]) -> float:
     return _SHARE * (LIMIT if minutes is None else 60 * minutes)
 
 
-def _may_be_published(given: Mapping[str, Any], task: str, machine: Machine) -> bool:
+def _may_be_published(given: Mapping[str, object], task: str, machine: Machine) -> bool:
     """True if the options fit published weights. On a CPU they have to fit a linear probe, too, which may be all."""
     probes = targets_of(task).one_class and given.get("val_fraction") != 0 and not {*given} & {*PROBE_UNSUPPORTED}
     fits = _has_gpu(machine) or (given.get("recipe", "linear-probe") == "linear-probe" and probes)
     return "model" not in given and given.get("recipe") not in starting_recipes() and fits
 
 
-def _find_published(given: Mapping[str, Any], machine: Machine, seconds_of: Callable[[Published], float]) -> AtHand:
+def _find_published(given: Mapping[str, object], machine: Machine, seconds_of: Callable[[Published], float]) -> AtHand:
     """Find published weights for the minutes of the run. A GPU trains in any time."""
     gpu = _has_gpu(machine)
     return at_hand(gpu, (lambda published: 0.0) if gpu else seconds_of, _limit(given))
 
 
 def _published(
-    given: Mapping[str, Any], stats: DatasetStats, machine: Machine, found: AtHand, other: str
+    given: Mapping[str, object], stats: DatasetStats, machine: Machine, found: AtHand, other: str
 ) -> tuple[dict[str, str], Choice]:
     """Return published weights that are at hand, and their line."""
     recipe = _recipe_of_published(given, stats, machine, found)

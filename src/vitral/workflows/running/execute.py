@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from rich.console import Console
@@ -398,7 +398,7 @@ def _write_result(
 ) -> TrainedRun:
     """Write result.json and report.html; `logits` are of the best weights, for each split."""
     task = task_of(running.job.run.task)
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         **facts(running, sum(p.numel() for p in model.parameters())),
         "classes": len(running.job.dataset.classes),
         "best_epoch": weights.trained.get("epoch"),
@@ -441,7 +441,7 @@ class _Measured:
 
 
 def _report(
-    running: Running, model: Network, result: dict[str, Any], chosen: tuple[Choice, ...], last: _Measured | None
+    running: Running, model: Network, result: Mapping[str, object], chosen: tuple[Choice, ...], last: _Measured | None
 ) -> None:
     """Write the report; `last` is the split that it shows."""
     from vitral.evaluation.report import SAMPLES, ReportContent, write_report  # `run_job` has imported it

@@ -7,7 +7,7 @@ and validation chooses the best. Mean and deviation are folded into the head, so
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,9 @@ class Probe:
     """(K, D) fp32, for unstandardized features."""
     bias: Tensor
     """(K,) fp32."""
-    history: list[dict[str, Any]]
+    history: list[dict[str, float]]
     """One line per C: `C, train_loss, train_accuracy, val_loss, val_accuracy, iterations, seconds`."""
-    best: dict[str, Any]
+    best: dict[str, float]
     """The line of this head: the highest validation accuracy, then the lowest loss, then the smallest C."""
     seconds: float
     """Total time, mostly for computing features unless they were cached."""
@@ -98,7 +98,7 @@ def fit_probe(
         fit_started = time.perf_counter()
         *linear, iterations = fits(strength)
         weight, bias = (torch.from_numpy(part).float() for part in scale.folded(*linear))
-        line: dict[str, Any] = {"C": strength}
+        line: dict[str, float] = {"C": strength}
         for name, side, truth in zip(("train", "val"), sides, truths, strict=True):
             line |= {f"{name}_{k}": v for k, v in _scores(side, truth, (weight, bias), machine).items()}
         line |= {"iterations": iterations, "seconds": time.perf_counter() - fit_started}
@@ -120,11 +120,11 @@ def _scores(features: Tensor, truth: Tensor, head: tuple[Tensor, Tensor], machin
     return {"loss": float(F.cross_entropy(logits, truth)), "accuracy": float(accuracy)}
 
 
-def _rank(line: dict[str, Any]) -> tuple[float, float]:
+def _rank(line: Mapping[str, float]) -> tuple[float, float]:
     return line["val_accuracy"], -line["val_loss"]
 
 
-def _format_line(line: dict[str, Any]) -> str:
+def _format_line(line: Mapping[str, float]) -> str:
     return (
         f"C {line['C']:<6g}  train loss {line['train_loss']:.4f}  val loss {line['val_loss']:.4f}"
         f"  val accuracy {line['val_accuracy']:.2%}  {line['iterations']} steps  {line['seconds']:.1f} s"

@@ -63,7 +63,7 @@ def measure(running: Running) -> Callable[[nn.Module], dict[str, float]]:
     return measured
 
 
-def whole_model(running: Running) -> Any:
+def whole_model(running: Running) -> object:
     """Return the trained network on rank 0; of one whose parts are on several ranks, a copy of whole tensors."""
     state = running.state
     if not has_shards(state.model):
@@ -83,11 +83,11 @@ def finish(running: Running) -> None:
     running.ranks.share(lambda: _write(running, model))
 
 
-def _write(running: Running, model: Any) -> None:
+def _write(running: Running, model: object) -> None:
     folder, state = running.folder, running.state
     weights = native.read(folder.weights)
-    last: Mapping[str, Any] = state.history[-1] if state.history else {}
-    result: dict[str, Any] = {
+    last: Mapping[str, object] = state.history[-1] if state.history else {}
+    result: dict[str, object] = {
         "method": running.job.run.recipe,
         **facts(running, sum(value.numel() for value in weights.state.values())),
         "train_loss": last.get("train_loss"),
@@ -100,7 +100,7 @@ def _write(running: Running, model: Any) -> None:
         _report(running, model, result)
 
 
-def _report(running: Running, model: Any, result: Mapping[str, Any]) -> None:
+def _report(running: Running, model: object, result: Mapping[str, object]) -> None:
     from vitral.workflows.running.pretraining_page import write_report  # matplotlib takes a second to import
 
     cells = draw_samples(running, model)

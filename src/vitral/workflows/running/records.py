@@ -12,7 +12,6 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from vitral._version import __version__
 from vitral.data.held_out import HeldOut
@@ -30,7 +29,7 @@ def write_config(running: Running) -> None:
     """Clear the run folder and write config.json."""
     folder, plan = running.folder, running.job.plan
     folder.clear()
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "command": running.command,
         "run": plan.run.to_json(),
         "plan": [asdict(choice) for choice in plan.choices],
@@ -78,7 +77,7 @@ def path_entry(name: str, path: str, folder: Path) -> dict[str, str]:
     return {} if place is None else {name: place}
 
 
-def facts(running: Running, parameters: int) -> dict[str, Any]:
+def facts(running: Running, parameters: int) -> dict[str, object]:
     """Return the fields of result.json that every run has: model, data, time, machine, program."""
     job, state = running.job, running.state
     rates = [line["images_per_second"] for line in state.history if "images_per_second" in line]
@@ -99,7 +98,7 @@ def facts(running: Running, parameters: int) -> dict[str, Any]:
     }
 
 
-def write_result(running: Running, result: Mapping[str, Any]) -> None:
+def write_result(running: Running, result: Mapping[str, object]) -> None:
     """Write result.json, which makes the run a finished one."""
     folder = running.folder
     folder.write(folder.result, json.dumps(result, indent=2) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +57,7 @@ def _has_checkpoint(running: Running, by_steps: bool) -> bool:
     return False
 
 
-def _read_checkpoint(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_checkpoint(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, object]]:
     tensors, header = read_tensors(folder.last)
     if header["best"]:  # the checkpoint does not contain the best weights: fail now rather than at the end
         native.read(folder.weights)

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -30,7 +29,7 @@ class Saving:
     def __init__(self, running: Running):
         self.running = running
         self._took, self._last = 0.0, -math.inf
-        self._best: tuple[Mapping[str, Any], Mapping[str, Tensor]] | None = None
+        self._best: tuple[Mapping[str, object], Mapping[str, Tensor]] | None = None
         self._behind = False
 
     def __call__(self, state: State, best: bool, must: bool = False) -> None:
@@ -54,7 +53,7 @@ class Saving:
             save_metrics(self.running)
             save_weights(self.running, *self._best)
 
-    def _write(self, line: Mapping[str, Any] | None, weights: Mapping[str, Tensor]) -> None:
+    def _write(self, line: Mapping[str, object] | None, weights: Mapping[str, Tensor]) -> None:
         started, state = time.perf_counter(), self.running.state
         tensors = self.running.strategy.gathered(state.tensors())
         if not self.running.ranks.main:
@@ -91,7 +90,7 @@ def save_metrics(running: Running) -> None:
     folder.write(folder.metrics, "".join(json.dumps(line) + "\n" for line in running.state.history))
 
 
-def save_weights(running: Running, line: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+def save_weights(running: Running, line: Mapping[str, object], state: Mapping[str, Tensor]) -> None:
     """Write the best weights with their line of metrics."""
     job = running.job
     about = {"data": job.run.data, "model": job.run.model, "recipe": job.run.recipe}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from vitral.errors import RunError
 from vitral.training.run_folder import RunFolder
@@ -15,9 +14,9 @@ WHAT = {"init": "initial weights", "teacher": "teacher"}
 """Option of a run → the weights that it names."""
 
 
-def start_entries(job: Job) -> dict[str, Any]:
+def start_entries(job: Job) -> dict[str, object]:
     """Return the entries of config.json about the initial weights and the teacher."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, object] = {}
     if init := job.init:
         entries["init"] = {**init.account.to_json(), "digest": init.account.digest, "tensors": _digest(init)}
     if teacher := job.teacher:
@@ -45,7 +44,7 @@ def changed_starts(job: Job, folder: RunFolder) -> Iterator[tuple[str, RunError]
             yield option, error
 
 
-def _same(loaded: Loaded, record: Mapping[str, Any]) -> bool:
+def _same(loaded: Loaded, record: Mapping[str, object]) -> bool:
     """True if the tensors, or in an older record the file, have the recorded digest."""
     if "reference" in record or "tensors" in record:
         return bool(record.get("tensors", record.get("digest")) == _digest(loaded))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class _Views:
         job, batches = self.running.job, self.batches
         assert job.teacher is not None
         weights = job.teacher.weights
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             "format": FORMAT,
             "teacher": native.digest(weights.state),
             "network": config_to_json(weights.config),

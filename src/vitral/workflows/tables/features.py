@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -216,9 +216,9 @@ class FeatureEvaluation:
     neighbors: int
     notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
-        plain: dict[str, Any] = {
+        plain: dict[str, object] = {
             "data": self.source,
             "split": self.split,
             "images": self.images,

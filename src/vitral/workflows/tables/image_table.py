@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -40,7 +40,7 @@ class Written:
     """Rows kept from the interrupted command."""
     model_hash: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data."""
         return {
             "out": str(self.path),
@@ -108,7 +108,7 @@ class ImageTable(Generic[R]):
             for batch in self._in_turn(kept, ranks):
                 file.append(batch)
                 progress(batch.rows)
-            return ranks.share(lambda: self.finish(kept, origin["model_hash"]))
+            return ranks.share(lambda: self.finish(kept, str(origin["model_hash"])))
 
     def _in_turn(self, kept: int, ranks: Ranks) -> Iterator[Lines]:
         """Yield the rows after the first `kept`, batch by batch, on the first rank; none on the others."""
@@ -125,7 +125,7 @@ class ImageTable(Generic[R]):
         self.file.finish()
         return Written(self.file.path, self.images, self.file.failed, kept, model_hash)
 
-    def check_origin(self, origin: dict[str, Any], first: dict[str, Any]) -> None:
+    def check_origin(self, origin: Mapping[str, object], first: Mapping[str, object]) -> None:
         """Raise `RunError` on a rank that would compute other rows than the first one, from other images or weights."""
         others = [name for name, value in first.items() if origin[name] != value and name not in ("device", "folder")]
         if others:
@@ -143,7 +143,7 @@ class ImageTable(Generic[R]):
     def _names(self) -> Iterator[str]:
         return (item.name for item in Items(self.sources))
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, object]:
         """Return everything that determines the bytes of the file."""
         predictor, names, folder = self.predictor, hashlib.sha256(), ""
         for name in self._names():

@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vitral import bounded
 from vitral.atomic import write_text
@@ -54,7 +54,7 @@ class RowFile:
         self._descriptor = -1
 
     @contextlib.contextmanager
-    def opened(self, origin: Mapping[str, Any], names: Iterable[str], *, resume: bool) -> Iterator[RowFile]:
+    def opened(self, origin: Mapping[str, object], names: Iterable[str], *, resume: bool) -> Iterator[RowFile]:
         """Open and lock the partial file. With `resume` it keeps the rows of `names` that it already has.
 
         Raises `UsageError` if it has rows of another `origin`, or any rows without `resume`; `RunError` if another
@@ -109,7 +109,7 @@ class RowFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _begin(self, origin: Mapping[str, Any], names: Iterable[str], resume: bool) -> None:
+    def _begin(self, origin: Mapping[str, object], names: Iterable[str], resume: bool) -> None:
         head, end = self.format.head(), 0
         if os.fstat(self._descriptor).st_size > len(head):
             self._check_origin(origin, resume)
@@ -121,7 +121,7 @@ class RowFile:
                 write_text(self.origin_file, json.dumps(origin, indent=1) + "\n")
                 self._append(head)
 
-    def _check_origin(self, origin: Mapping[str, Any], resume: bool) -> None:
+    def _check_origin(self, origin: Mapping[str, object], resume: bool) -> None:
         remove = f"rm '{self.partial}', or another --out"
         if not resume:
             why = f"{self.partial.name} has rows of an interrupted command"

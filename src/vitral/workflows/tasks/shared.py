@@ -19,7 +19,7 @@ NEEDS_CLASSES: Mapping[str, Any] = {"sampling": "shuffle", "teacher": None}
 """Options whose other values are defined for one class per image only, and their neutral value."""
 
 
-def refuse(run: Run, task: str, neutral: Mapping[str, Any]) -> None:
+def refuse(run: Run, task: str, neutral: Mapping[str, object]) -> None:
     """Raise `UsageError` for an option that a task does not support; `neutral` has the value that it does."""
     for name, value in neutral.items():
         if getattr(run, name) != value and not is_own(getattr(run, name)):
@@ -33,7 +33,7 @@ def refuse(run: Run, task: str, neutral: Mapping[str, Any]) -> None:
         raise UsageError(f"--recipe linear-probe does not support --task {task}", why=why, hint=hint)
 
 
-def neutralized(draft: Draft, task: str, neutral: Mapping[str, Any]) -> Draft:
+def neutralized(draft: Draft, task: str, neutral: Mapping[str, object]) -> Draft:
     """Refuse what is given for a task that does not support it; set what the recipe proposes to its neutral value."""
     proposed = {name: value for name, value in neutral.items() if name not in draft.given}
     changed = {name: value for name, value in proposed.items() if getattr(draft.run, name) != value}
