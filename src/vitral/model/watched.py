@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import _has_any_global_hook
 
-if TYPE_CHECKING:
-    from vitral.model.vit import ViT
 
-
-def pooled_queries(network: ViT) -> int | None:
+def pooled_queries(network: Any) -> int | None:
     """Return the number of leading tokens that the last block of a ViT computes; None for all.
 
     These are the tokens that the head reads, unless someone watches the block or the final norm.
