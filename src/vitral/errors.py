@@ -161,7 +161,7 @@ def unknown(
     kind: str, name: object, known: Iterable[str], hint: str | None = None, elsewhere: Mapping[str, str] | None = None
 ) -> UsageError:
     """Return the error for an unknown name, with the nearest known names. `elsewhere` maps names in other programs to
-    known names.
+    known names. Without a hint, the nearest name is the one to use.
     """
     names = sorted(known)
     meant = {**(elsewhere or {}), **{one: one for one in names}}
@@ -169,6 +169,7 @@ def unknown(
     listed = f"known: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
     reasons = [f"nearest: {', '.join(near)}"] if near else []
     reasons += [listed] if len(near) < len(names) <= _FEW or not near else []
+    hint = hint or (f"use {next(iter(near))}" if near else None)
     return UsageError(f"unknown {kind} '{name}'", why="; ".join(reasons), hint=hint)
 
 

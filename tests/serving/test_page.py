@@ -290,13 +290,19 @@ def test_a_map_lies_over_what_the_network_saw(visit, size, resize, share):
     assert visit.page.evaluate(code, [list(size), facts]) == pytest.approx(share)
 
 
-def test_a_class_below_one_half_is_marked_unsure(visit, predictor):
+@pytest.mark.parametrize(("classes", "probability"), [(2, 0.75), (4, 0.625), (10, 0.55), (1000, 0.5005)])
+def test_a_class_is_unsure_if_it_is_closer_to_chance_than_to_certainty(visit, classes, probability):
+    code = "async (classes) => (await import('./page.js')).sure(classes)"
+    assert visit.page.evaluate(code, classes) == pytest.approx(probability)
+
+
+def test_an_unsure_class_is_marked(visit, predictor):
     rng = np.random.default_rng(0)
     candidates = [np.full((64, 64, 3), level, np.uint8) for level in (0, 90, 128, 200, 255)]
     candidates += [rng.integers(0, 255, (64, 64, 3), np.uint8) for _ in range(5)]
     found = min(candidates, key=lambda pixels: predictor(pixels).confidence)
     confidence = predictor(found).confidence
-    assert confidence < 0.5, "none of these images leaves the network unsure"
+    assert confidence < 0.5, "the network is sure of each of these images"
     file = io.BytesIO()
     Image.fromarray(found).save(file, "PNG")
     visit.give(("gray.png", file.getvalue()))

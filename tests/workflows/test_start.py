@@ -314,12 +314,18 @@ def test_a_hub_that_does_not_answer_costs_its_seconds_and_no_run(monkeypatch: py
             monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
             for kind in ("cuda", "cpu"):
                 began = time.monotonic()
-                assert choose_start({}, "class", STATS, machine(kind))[0] == {"init": "backbone"}
+                init, choice = choose_start({}, "class", STATS, machine(kind))
+                assert init == {"init": "backbone"}
                 assert time.monotonic() - began < 2
+                assert choice is not None
+                assert "the Hugging Face hub did not answer; to start from a larger model" in choice.reason
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked: list[str] = []
     monkeypatch.setattr(HfApi, "model_info", lambda self, name, **more: asked.append(name))
-    assert choose_start({}, "class", STATS, machine("cuda"))[0] == {"init": "backbone"}
+    init, choice = choose_start({}, "class", STATS, machine("cuda"))
+    assert init == {"init": "backbone"}
+    assert choice is not None
+    assert "hub" not in choice.reason
     assert not asked
 
 

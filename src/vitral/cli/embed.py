@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vitral.cli.options import Device, Format, Help
-from vitral.cli.output import print_json, print_notes, print_predictor_notes, print_text, resuming, say, unread
+from vitral.cli.output import (
+    print_json,
+    print_notes,
+    print_predictor_notes,
+    print_text,
+    python,
+    resuming,
+    say,
+    unread,
+)
 from vitral.console import counting, stderr
 from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
@@ -56,7 +65,7 @@ def embed(
     if format == "text":
         npz = f"import numpy; print(numpy.load('{out}')['features'].shape)"
         table = f"import pyarrow.parquet; print(pyarrow.parquet.read_table('{out}'))"
-        say(f'\nNext:\n  python -c "{npz if out.endswith("npz") else table}"')
+        say(f'\nNext:\n  {python()} -c "{npz if out.endswith("npz") else table}"')
     return code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitral.cli.options import BadImages, DataRoot, Format, Help
-from vitral.cli.output import print_json, print_text, say
+from vitral.cli.output import print_json, print_text, python, say
 from vitral.console import counting, stderr, stdout
 from vitral.errors import ExportError
 
@@ -64,7 +64,8 @@ def export(
         say(f"note: accepted although {exported.proof.failure}")
     say(f"Export   {exported.folder}")
     if "encoder.onnx" not in exported.record["files"]:  # two graphs, which only a program runs
-        say(f"\nNext:\n  {TARGETS[to].opening.format(folder=exported.folder)}")
+        opening = TARGETS[to].opening.format(folder=exported.folder)
+        say(f"\nNext:\n  {opening.replace('python', python(), 1)}")
     if to == "web":
         for line in publishing(exported.folder):
             say(line)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import sys
 import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 from vitral.cli.options import Help
-from vitral.cli.output import print_notes, program, say
+from vitral.cli.output import print_notes, program, python, say
 from vitral.console import command_line
 from vitral.errors import UsageError
 from vitral.wording import count
@@ -80,23 +79,23 @@ def label(
     print_notes(session.notes[seen:])
     if session.is_kept:
         say(f"\nSaved    {labeled:,} of {count(len(session.state.images), 'image')} labeled, in {table}")
-        say(f"next: {command_line('train', [str(table)], {}).replace('vitral', program(), 1)}")
+        say(f"\nNext:\n  {command_line('train', [str(table)], {}).replace('vitral', program(), 1)}")
     return 0
 
 
 def _export(folder: str, init: str, classes: tuple[str, ...], runtime: str | None, overwrite: bool) -> int:
     """Write the page on which visitors teach."""
     from vitral.export.teach import export_teaching
-    from vitral.export.web import publishing
+    from vitral.export.web import opening, publishing
     from vitral.labeling.state import check_class
 
     for name in classes:
         check_class(name)
     names = tuple(dict.fromkeys(classes))
     difference = export_teaching(folder, init, classes=names, runtime=runtime, overwrite=overwrite)
-    say(f"Parity   features differ from the model's by at most {difference:.1g} of the largest one")
     say(f"Page     {folder}")
-    say(f"\nNext:\n  python -m http.server --directory {shlex.quote(folder)}")
+    say(f"Parity   its features differ from the model's by at most {difference:.1g} of the largest one")
+    say(f"\nNext:\n  {opening(Path(folder)).replace('python', python(), 1)}")
     for line in publishing(Path(folder)):
         say(line)
     return 0

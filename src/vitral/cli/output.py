@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -104,6 +105,12 @@ def program() -> str:
     """Return the command that runs vitral: its name, or its path if the shell does not find the name."""
     own = os.path.basename(sys.argv[0]) == "vitral" and not shutil.which("vitral")
     return os.path.relpath(sys.argv[0]) if own else "vitral"
+
+
+def python() -> str:
+    """Return the command that runs this Python: its name, or its path if the shell does not find it or vitral."""
+    named = program() == "vitral" and shutil.which("python")
+    return "python" if named else shlex.quote(os.path.relpath(sys.executable))
 
 
 def say(text: str) -> None:

@@ -75,6 +75,7 @@ def _print(found: Comparison) -> None:
 
     where = "" if found.split == "all" else f"{found.split} "
     print_text(f"{found.counted(f'{where}image')} of {found.source}")
+    print_text(f"{found.conclusion()}\n")
     networks = _columns("network", "accuracy (95%)", "ECE", "weights", "images/s", "ms/image", "correct alone")
     for place, one in enumerate(found.contenders):
         low, high = one.evaluation.accuracy_interval
@@ -101,14 +102,14 @@ def _print(found: Comparison) -> None:
         )
     print_text("")
     stdout().print(pairs)
-    print_text(f"\n{found.conclusion()}")
 
 
 def _columns(*headings: str) -> Table:
-    """Make a table of names and figures; intervals are not wrapped."""
+    """Make a table of names and figures. Intervals are not wrapped; a long name is, to be read whole."""
     found = table()
-    for heading in headings:
-        found.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap="95%" in heading)
+    found.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
+        found.add_column(heading, justify="right", no_wrap="95%" in heading)
     return found
 
 

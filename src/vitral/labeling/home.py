@@ -6,7 +6,6 @@ Each is a command of vitral in a process of its own, as a person would type it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,5 +113,7 @@ def _export(kind: str, run: Path) -> tuple[list[str], Path]:
 
 def _next(result: Path) -> str:
     """Return the command that opens a web page; "" for what a person opens otherwise."""
+    from vitral.export.web import opening
+
     is_page = (result / "index.html").is_file()
-    return f"python -m http.server --directory {shlex.quote(str(result))}" if is_page else ""
+    return opening(result) if is_page else ""

@@ -12,7 +12,6 @@ const SHOWN = /^image\/(png|jpeg|webp|gif|avif|bmp)$/; // formats that browsers 
 const MAP = 448; // pixels of a map, along its longer side
 const MOST_NAMES = 200; // classes that are listed
 const FIRST_NAMES = 8; // classes in the line below the title
-const UNSURE = 0.5; // a class below this probability is marked
 const COUNTS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
 const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
@@ -185,8 +184,8 @@ function refuse(name, error) {
 /** The main line of a prediction, and what stands small beside it: of a class, of labels, of numbers or of a text. */
 function headline({ prediction, model: answering }) {
   const { label, labels, numbers, text, confidence, unknown, top, answer } = prediction;
+  const many = known.find((one) => one.name === answering)?.classes.length ?? 0;
   if (unknown) {
-    const many = known.find((one) => one.name === answering)?.classes.length ?? 0;
     return [`none of the ${COUNTS[many] ?? many} classes`, `nearest: ${top[0].class}, ${percent(top[0].probability)}`];
   }
   if (text !== undefined) return [text || "no text", percent(confidence)];
@@ -195,7 +194,12 @@ function headline({ prediction, model: answering }) {
   if (answer !== undefined) {
     return answer === label ? [label, percent(confidence)] : [answer, `perhaps: ${label}, ${percent(confidence)}`];
   }
-  return [label, confidence < UNSURE ? `${percent(confidence)}, unsure` : percent(confidence)];
+  return [label, confidence < sure(many) ? `${percent(confidence)}, unsure` : percent(confidence)];
+}
+
+/** The probability below which a class is marked: half way from chance to certainty, 75% for two classes. */
+export function sure(classes) {
+  return (1 + 1 / Math.max(classes, 2)) / 2;
 }
 
 function lines({ top, numbers, characters }) {

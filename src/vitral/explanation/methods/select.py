@@ -8,7 +8,7 @@ from inspect import signature
 import torch
 from torch import Tensor, nn
 
-from vitral.errors import UsageError, unknown
+from vitral.errors import UsageError, nearest, unknown
 from vitral.explanation.methods import BUILT_IN, METHODS, TEXT_METHODS, Method
 from vitral.explanation.methods.any_network import AnyNetwork
 from vitral.kinds import keywords, kinds_of
@@ -99,7 +99,7 @@ def _number(target: int | str, classes: Sequence[str]) -> int:
         # Among classes that are called by numbers, a number is a name: 0 must not explain the class 1.
         numbered = all(name.isdigit() for name in classes)
         if numbered or not (target.isascii() and target.isdigit()):
-            raise unknown("class", target, classes)
+            raise unknown("class", target, classes, hint=f"--target {(nearest(target, classes) or classes)[0]}")
     if not 0 <= int(target) < len(classes):
         raise UsageError(f"there is no class {target}", why=f"the network has {len(classes)}, numbered from 0")
     return int(target)

@@ -118,14 +118,19 @@ class Offer:
         return self.size / self.rate
 
 
+def is_offline() -> bool:
+    """True if the user excluded the hub with `HF_HUB_OFFLINE`."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE
+
+
 def offered(reference: str, seconds: float) -> Offer | None:
     """Return the size of the weights and the rate of the hub; None if it does not tell both within `seconds`.
 
     Nothing that a resolver, a proxy or the hub does takes longer or raises an error.
     """
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
+    if is_offline():
         return None
     return _within(seconds, lambda: _offer(reference, seconds))
 

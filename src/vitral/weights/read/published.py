@@ -61,10 +61,12 @@ class AtHand:
 
     reference: str = ""
     why: str = ""
-    """Origin of the weights, or the reason that there are none; empty if the hub does not answer."""
+    """Origin of the weights, or the reason that there are none; empty if the hub was not asked or does not answer."""
     features_seconds: float = 0.0
     """The time that `seconds_of` returned for them."""
     download_seconds: float = 0.0
+    silent: bool = False
+    """True if the hub was asked and did not answer in time."""
     damaged: tuple[str, ...] = ()
     """A clause for each copy in the cache that cannot be read, with the way to mend it."""
 
@@ -103,7 +105,7 @@ def _from_hub(candidates: tuple[Published, ...], seconds_of: Callable[[Published
     activity.tell("asking the hub for published weights")
     offer = hub.offered(candidates[0].reference, SECONDS)
     if offer is None:
-        return AtHand()
+        return AtHand(silent=not hub.is_offline())
     slow = ""
     for one in candidates:
         download = offer.seconds if one == candidates[0] else 1e6 * one.megabytes / offer.rate

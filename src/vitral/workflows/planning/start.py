@@ -84,7 +84,8 @@ def choose_start(
         if broken := unreadable(name):
             why = f"the built-in model cannot be read ({broken}){damaged}"
     if not why:
-        more = f"to start from a larger model: --init {proposed(_has_gpu(machine))}"
+        silent = "the Hugging Face hub did not answer; " if published.silent else ""
+        more = f"{silent}to start from a larger model: --init {proposed(_has_gpu(machine))}"
         known = f"the built-in model, {starts[name].about}; {published.why or more}{_local(stats)}{damaged}"
         return {"init": name}, Choice("init", name, known)
     if advice := _advice(stats, machine):
