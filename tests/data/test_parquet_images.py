@@ -88,11 +88,10 @@ def test_their_images_are_predicted(tmp_path: Path) -> None:
     assert np.array_equal(np.stack([one.probabilities for one in predicted]), wanted)
 
 
-@pytest.mark.parametrize("place", ["", "data"])
-def test_a_table_of_predictions_beside_images_is_not_the_data(make_images: MakeImages, place: str) -> None:
-    photos = make_images({f"{place}/cat": 3, f"{place}/dog": 3})
-    write(photos / place / "answers.parquet", range(3), ["ant", "bee", "ant"])
-    assert load(photos / place).classes == ("cat", "dog")
+def test_a_table_of_predictions_beside_images_is_not_the_data(make_images: MakeImages) -> None:
+    photos = make_images({"cat": 3, "dog": 3})
+    write(photos / "answers.parquet", range(3), ["ant", "bee", "ant"])
+    assert load(photos).classes == ("cat", "dog")
 
 
 def test_a_tar_that_left_the_cache_is_packed_again(tmp_path: Path) -> None:
