@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tools.release_notes import RefusedError, notes
 
 import vitral
@@ -41,7 +43,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+UNTESTED = {"gcsfs"}
+"""Libraries of an extra that no test uses: there is no server of Google's store to test with."""
+
+
 class TestPackages:
+    def test_the_tested_version_of_every_library_is_pinned(self):
+        """Of the package, its extras, and the groups that `make dev` installs."""
+        project, groups = PROJECT["project"], PROJECT["dependency-groups"]
+        listed = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+        listed += [one for group in ("docs", "dev") for one in groups[group] if isinstance(one, str)]
+        pins = (ROOT / "constraints.txt").read_text("utf-8")
+        pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", pins, re.MULTILINE)}
+        assert {canonicalize_name(Requirement(one).name) for one in listed} - pinned == UNTESTED
+
     @pytest.mark.slow
     def test_the_sdist_has_what_builds_and_tests_need(self, built):
         name = f"vitral-{vitral.__version__}"

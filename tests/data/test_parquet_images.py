@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import vitral
-from images import noise
+from images import MakeImages, noise
 from running import TINY, as_json
 from vitral.data import load
 from vitral.data.checks.validate import check
@@ -78,6 +78,20 @@ def test_a_file_and_a_pattern_without_metadata(tmp_path: Path) -> None:
     assert one.classes == ("bee", "cow")
     with pytest.raises(DataError, match="1 of 3 are missing"):
         load(tmp_path / "a/train-{0..2}.parquet")
+
+
+def test_their_images_are_predicted(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.parquet", range(3), ["ant", "bee", "ant"])
+    predicted = vitral.load("demo")(path)
+    assert len(predicted) == 3
+    wanted = vitral.load("demo").probabilities([noise(i) for i in range(3)])
+    assert np.array_equal(np.stack([one.probabilities for one in predicted]), wanted)
+
+
+def test_a_table_of_predictions_beside_images_is_not_the_data(make_images: MakeImages) -> None:
+    photos = make_images({"cat": 3, "dog": 3})
+    write(photos / "answers.parquet", range(3), ["ant", "bee", "ant"])
+    assert load(photos).classes == ("cat", "dog")
 
 
 def test_a_tar_that_left_the_cache_is_packed_again(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from vitral.distributed.strategies import STRATEGIES, Offloaded, Strategy, strat
 from vitral.distributed.tensors import is_sharded, like, whole
 from vitral.training.loop import Averaged
 from vitral.training.optimizer_set import OptimizerSet
+from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.options import Run
 from vitral.workflows.planning import ranks as plan_ranks
 from vitral.workflows.planning import throughput
@@ -122,7 +123,7 @@ def test_averaged_weights_are_in_parts_after_validation():
     assert on_ranks(2, work) == [0, 0]
 
 
-def test_muon_of_parts_is_that_of_whole_matrices(monkeypatch):
+def test_every_optimizer_of_parts_is_that_of_whole_matrices(monkeypatch):
     """Also of kernels, and of rows that three ranks cannot share out equally."""
     monkeypatch.setattr("vitral.training.optimizers.muon.has_bf16", lambda device: False)  # exact enough to be compared
 
@@ -130,8 +131,8 @@ def test_muon_of_parts_is_that_of_whole_matrices(monkeypatch):
         torch.manual_seed(0)
         return create("C+mu/4", dim=8, depth=2, heads=2, mlp_dim=10, image_size=8, classes=2)
 
-    def stepped(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        optimizer = OptimizerSet(model, Run(optimizer="muon", lr=0.1))
+    def stepped(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
+        optimizer = OptimizerSet(model, Run(optimizer=name, lr=0.1))
         for seed in range(2):
             generator = torch.Generator().manual_seed(seed)
             for parameter in model.parameters():
@@ -141,11 +142,14 @@ def test_muon_of_parts_is_that_of_whole_matrices(monkeypatch):
 
     def work() -> int:
         with joined("cpu") as ranks:
-            wanted, model = stepped(made()), made()
-            STRATEGIES["fsdp"](model, ranks)
-            found = stepped(model)
-            assert any(parameter.ndim == 4 for parameter in found.values())
-            return int(any(not torch.allclose(found[name], one, atol=1e-5) for name, one in wanted.items()))
+            for optimizer in OPTIMIZERS:
+                wanted, model = stepped(made(), optimizer), made()
+                STRATEGIES["fsdp"](model, ranks)
+                found = stepped(model, optimizer)
+                assert any(parameter.ndim == 4 for parameter in found.values())
+                for name, one in wanted.items():
+                    assert torch.allclose(found[name], one, atol=1e-5), (optimizer, name)
+        return 0
 
     assert on_ranks(3, work) == [0, 0, 0]
 

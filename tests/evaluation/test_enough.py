@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +19,22 @@ from vitral.evaluation.metrics import measure
 from vitral.training.options import Run
 from vitral.workflows.planning.plan import keep_last, plan_run
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_the_values():
     """A change of one is a decision: messages and documentation state them."""
     assert (FOR_RATES, TO_CHOOSE_AN_EPOCH, FOR_A_FIT, FOR_ADVICE, FOR_A_CLASS) == (100, 100, 50, 30, 30)
+
+
+def test_the_page_in_the_browser_and_its_documentation_have_them():
+    page = (ROOT / "src/vitral/web/teach/figures.js").read_text("utf-8")
+    assert dict(re.findall(r"const (FOR_\w+) = (\d+);", page)) == {
+        "FOR_ADVICE": str(FOR_ADVICE),
+        "FOR_A_FIT": str(FOR_A_FIT),
+    }
+    guide = " ".join((ROOT / "docs/label.md").read_text("utf-8").split())
+    assert set(re.findall(r"[Ff]ewer than (\d+) images", guide)) == {str(FOR_ADVICE)}
 
 
 @pytest.mark.parametrize("grouped", [False, True])

@@ -42,6 +42,13 @@ def test_the_table_of_methods_has_every_method_in_order():
     assert all(len(cells) == 6 for cells in METHOD_ROWS.values())
 
 
+def test_the_evidence_has_every_method():
+    """In the table of SRG on three sets of images, and in the table of a planted patch."""
+    text = (DOCS / "explain-evidence.md").read_text("utf-8")
+    for measured in (r"-?\d+\.\d\d \(", r"\d+\.\d%"):
+        assert sorted(re.findall(rf"^\| `([^`]+)` \| {measured}", text, re.MULTILINE)) == sorted(METHODS)
+
+
 def test_every_method_is_defined_with_its_source():
     text = PAGE.split("\n### Definitions\n")[1].split("\n**LibraGrad**")[0]
     found = dict(re.findall(r"^- \*\*`([^`]+)`\*\*: (.*?)(?=^- |\Z)", text, re.DOTALL | re.MULTILINE))

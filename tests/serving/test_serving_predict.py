@@ -9,6 +9,7 @@ import json
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -25,6 +26,7 @@ from serving.serverprocess import ServerProcess, running, serving
 from vitral.inference.features import head_features
 from vitral.inference.unknown import Detector
 from vitral.serving import app
+from vitral.serving.application import ENDPOINTS
 from vitral.serving.server import address, bind
 from vitral.workflows.unknown import save
 
@@ -189,7 +191,11 @@ def test_health_metrics_and_description(server):
     assert 'vitral_model_info{engine="' in text.text
     described = server.client.get("/openapi.json").json()
     assert described["openapi"] == "3.1.0"
-    assert set(described["paths"]) == {"/v1/predict", "/v1/embed", "/v1/models", "/healthz", "/readyz", "/metrics"}
+    assert {path: {*found} for path, found in described["paths"].items()} == {
+        path: {method.lower()} for path, (method, _) in ENDPOINTS.items()
+    }
+    guide = (Path(__file__).parents[2] / "docs/serve.md").read_text("utf-8")
+    assert [path for path, (method, _) in ENDPOINTS.items() if f"`{method} {path}`" not in guide] == []
     text = json.dumps(described)
     for name in {part.split('"')[0] for part in text.split("#/components/")[1:]}:
         section, _, key = name.partition("/")

@@ -15,7 +15,7 @@ from test_loop import batches, run_of, state_of, trained
 from torch import nn
 
 from vitral.data.loader import Batch
-from vitral.epoch_metrics import DECLARED, LOSS, in_table, of_training, pairs
+from vitral.epoch_metrics import DECLARED, LOSS, SPEED, in_table, of_pretraining, of_training, pairs
 from vitral.evaluation.report import ReportContent, render
 from vitral.training.callbacks import Epoch
 from vitral.training.loop import State
@@ -29,6 +29,17 @@ def test_a_key_is_declared_once():
     for task in TASKS:
         keys = [metric.key for metric in (*DECLARED, *pairs(task_of(task).figures))]
         assert len(set(keys)) == len(keys)
+
+
+def test_each_declared_metric_is_on_a_page():
+    assert {*DECLARED} - {SPEED} <= {*of_training(()), *of_pretraining()}
+
+
+def test_the_documentation_of_a_run_folder_names_the_metrics_of_a_run():
+    golden = Path(__file__).parents[1] / "golden/files/run/metrics.jsonl"
+    line = json.loads(golden.read_text("utf-8").splitlines()[0])
+    text = (DOCS / "run-folder.md").read_text("utf-8").partition("metrics.jsonl")[2]
+    assert [key for key in line if f'"{key}"' not in text and f"`{key}`" not in text] == []
 
 
 def test_the_documentation_lists_what_is_declared():

@@ -96,7 +96,7 @@ def trained(run: Run, make: Callable[..., Step], sizes: tuple[int, ...] = (8,) *
     for number, size in enumerate(sizes):
         seed_everything(1, number)
         loss, metrics = step(a_batch(number, size), monitor, lr=0.01 / (number + 1))
-        results.append((loss, metrics["train_accuracy"], metrics["gradient_norm"]))
+        results.append((loss, *(metrics[name] for name in sorted(metrics))))
     return model, [monitor.values, [tuple(map(float, one)) for one in results]]
 
 

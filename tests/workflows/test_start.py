@@ -43,7 +43,7 @@ from vitral.workflows.planning.start import LIMIT, choose_start
 
 STATS = DatasetStats(images=5_000, classes=5, size=(240, 320), uniform=False, channels=3, imbalance=1.0)
 BACKBONE = BUILT_IN["backbone"].file
-MOST_ON_GPU = BUILT_IN["backbone"].most_on_gpu
+MOST_ON_GPU = BUILT_IN["backbone"].most_on_gpu or 0
 
 
 def machine(kind: str = "cpu") -> Machine:
@@ -108,6 +108,7 @@ def test_another_built_in_model_is_one_entry(monkeypatch: pytest.MonkeyPatch, ma
     gray = of(channels=1)
     init, choice = choose_start({}, "class", gray, machine())
     assert init == {"init": "scans"}
+    assert choose_start({}, "class", gray, machine("cuda"))[0] == {"init": "scans"}
     assert choice is not None
     assert choice.reason.startswith("the built-in model, trained on scans; ")
     assert find_recipe(init)(gray, machine()).run.model == "C+Nano/4"

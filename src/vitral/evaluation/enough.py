@@ -17,8 +17,8 @@ FOR_A_FIT = 50
 would be noise.
 """
 FOR_ADVICE = 30
-"""Validation images from which a run is judged at all: with fewer, the plan recommends to hold out more of them, and no
-epoch is called the best one.
+"""Held-out images from which an accuracy is stated as one to rely on. With fewer, the plan recommends to hold out more
+of them, no epoch is called the best one, and the pages of `vitral label` show "too few to say".
 """
 FOR_A_CLASS = 30
 """Held-out images of a class from which its figures are not called uncertain in a model card."""

@@ -17,14 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitral.data.archives import ARCHIVES
 from vitral.data.dataset import Split
 from vitral.data.files import Files, respelled
 from vitral.data.images.decode import MAX_BYTES, read_image
 from vitral.data.images.levels import Limits, array_levels
 from vitral.data.tables_in_memory import columns_of, why_no_image
 from vitral.errors import ImageError, type_of
-from vitral.inference.sources import Archive, Folder, ListFile, Shards, Source, count, is_shards
+from vitral.inference.sources import Archive, ListFile, ManyImages, Shards, Source, count, source_at
 
 ImageInput = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
 """A path, an encoded file or an open one, a PIL image, pixels (H, W) or (H, W, C), a tensor (C, H, W)."""
@@ -146,24 +145,18 @@ def _is_iterable(images: object) -> bool:
     return columns_of(images) is None
 
 
-def _source(path: str | os.PathLike[str]) -> Folder | Archive | Shards | ListFile | None:
+def _source(path: str | os.PathLike[str]) -> ManyImages | None:
     """Return the source at a path of many images; None for the path of one image."""
     text: str | bytes = os.fspath(path)
     if not isinstance(text, str):
         return None
     try:
-        if is_shards(text):
-            return Shards(text)
-        if os.path.isdir(text):
-            return Folder(text)
-        if text.lower().endswith(ARCHIVES) and os.path.isfile(text):
-            return Archive(text)
-        return ListFile(text) if text.lower().endswith(".txt") and os.path.isfile(text) else None
+        return source_at(text)
     except ValueError:  # a null byte, which opening the file reports
         return None
 
 
-def _members(source: Folder | Archive | Shards | ListFile) -> Iterator[tuple[str, object]]:
+def _members(source: ManyImages) -> Iterator[tuple[str, object]]:
     source.check()
     if isinstance(source, Shards):
         yield from ((split.names[number], Record(split, number)) for split, number in source)

@@ -11,7 +11,7 @@ from pathlib import Path
 from vitral.data.archives import ARCHIVES, open_files
 from vitral.data.dataset import DataSet, Split
 from vitral.data.files import Files, is_image, respelled, unread_files
-from vitral.data.sources import remote, shards
+from vitral.data.sources import parquet, remote, shards
 from vitral.data.spellings import respelled_note
 from vitral.errors import DataError, empty, nearest
 from vitral.folders import is_run
@@ -70,15 +70,19 @@ class Archive(_Paths):
         return self.files.prefix + path
 
 
+_RECORDS = (remote, shards, parquet)
+"""Sources whose images are records of larger files."""
+
+
 class Shards:
-    """The images of shards, split by split, in the order of their records."""
+    """The images of shards or Parquet files, split by split, in the order of their records."""
 
     def __init__(self, where: str):
         self.where = where
 
     @cached_property
     def dataset(self) -> DataSet:
-        source = remote if remote.accepts(self.where) else shards
+        source = next(one for one in _RECORDS if one.accepts(self.where))
         return source.load(self.where, root=Path(), download=False)
 
     def check(self) -> None:
@@ -145,13 +149,26 @@ class ListFile:
             raise DataError("cannot read list", where=self.where, why=error.strerror or str(error)) from error
 
 
-Source = Folder | Archive | Shards | ListFile | str
+ManyImages = Folder | Archive | Shards | ListFile
+"""A path of many images."""
+Source = ManyImages | str
 """A path of images; a str is the path of one image."""
 
 
 def is_shards(path: str) -> bool:
-    """True for shards, on this machine or in an object store."""
-    return shards.accepts(path) or remote.accepts(path)
+    """True for shards, on this machine or in an object store, and for Parquet files."""
+    return any(one.accepts(path) for one in _RECORDS)
+
+
+def source_at(path: str) -> ManyImages | None:
+    """Return the source at an existing path of many images; None for a path of one image, or of none."""
+    if is_shards(path):
+        return Shards(path)
+    if os.path.isdir(path):
+        return Folder(path)
+    if os.path.isfile(path) and path.lower().endswith(ARCHIVES):
+        return Archive(path)
+    return ListFile(path) if os.path.isfile(path) and path.lower().endswith(".txt") else None
 
 
 def find(paths: Sequence[str | Path], command: str = "predict") -> list[Source]:
@@ -165,16 +182,10 @@ def find(paths: Sequence[str | Path], command: str = "predict") -> list[Source]:
         if not path:
             raise empty("IMAGE", _usage(command))
         path = path if os.path.lexists(path) else respelled(path) or path
-        if is_shards(path):
-            sources.append(Shards(path))
-        elif os.path.isdir(path):
-            sources.append(Folder(path))
-        elif not os.path.lexists(path):
+        found = source_at(path)
+        if found is None and not os.path.lexists(path):
             raise DataError("no such image or folder", where=path, why=_beside(path), hint=_usage(command))
-        elif os.path.isfile(path) and path.lower().endswith((*ARCHIVES, ".txt")):
-            sources.append(ListFile(path) if path.lower().endswith(".txt") else Archive(path))
-        else:
-            sources.append(str(Path(path)))
+        sources.append(str(Path(path)) if found is None else found)
     if not count(sources):
         why = None if paths else "the first argument is the run or weights, and no image follows it"
         if any(map(is_run, map(Path, paths))):

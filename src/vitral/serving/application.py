@@ -53,12 +53,7 @@ def build(service: Service) -> Starlette:
     routes = [
         *(Route(path, asset(path, service.example)) for path in ("/", *ASSETS)),
         *([Route(EXAMPLE, asset(EXAMPLE, service.example))] if service.example else []),
-        Route("/v1/predict", answering(predict), methods=["POST"]),
-        Route("/v1/embed", answering(embed), methods=["POST"]),
-        Route("/v1/models", models),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/metrics", metrics),
+        *(Route(path, endpoint, methods=[method]) for path, (method, endpoint) in ENDPOINTS.items()),
         Route("/openapi.json", description),
         Route("/docs", docs),
     ]
@@ -242,3 +237,14 @@ async def description(request: Request) -> Response:
     """The API as OpenAPI 3.1."""
     service: Service = request.app.state.service
     return JSONResponse(openapi(service))
+
+
+ENDPOINTS: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
+    "/v1/predict": ("POST", answering(predict)),
+    "/v1/embed": ("POST", answering(embed)),
+    "/v1/models": ("GET", models),
+    "/healthz": ("GET", healthz),
+    "/readyz": ("GET", readyz),
+    "/metrics": ("GET", metrics),
+}
+"""Path → method and function: the API, of which `openapi` describes each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,27 @@ class SourceContract:
         with ThreadPoolExecutor(4) as pool:
             together = list(pool.map(lambda one: one[0].image(one[1]), probes * 8))
         assert all(np.array_equal(a, b) for a, b in zip(together, together[: len(probes)] * 8, strict=True))
+
+    def test_images_are_read_after_a_fork(self, tmp_path: Path) -> None:
+        """Workers are forked from a process that has read images: what it has open is open in each of them, too."""
+        if "fork" not in multiprocessing.get_all_start_methods():
+            return
+        probes = _probes(self._load(tmp_path))
+        wanted = [split.image(index) for split, index in probes]
+        context = multiprocessing.get_context("fork")
+        equal = context.Queue()
+
+        def read() -> None:
+            for (split, index), image in zip(probes * 4, wanted * 4, strict=True):
+                equal.put(np.array_equal(split.image(index), image))
+
+        processes = [context.Process(target=read) for _ in range(2)]
+        for process in processes:
+            process.start()
+        found = [equal.get(timeout=60) for _ in range(2 * 4 * len(probes))]
+        for process in processes:
+            process.join()
+        assert all(found)
 
     def test_vitral_finds_it(self, tmp_path: Path) -> None:
         """The package is installed, and no earlier source takes its argument."""

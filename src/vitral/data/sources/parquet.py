@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitral.data.dataset import DataSet
-from vitral.data.files import file_state
+from vitral.data.files import file_state, is_image
 from vitral.data.shards.index import Shard
 from vitral.data.shards.parquet import ParquetStore
 from vitral.data.shards.patterns import braces, is_pattern, matching
@@ -23,7 +23,10 @@ SUFFIX = ".parquet"
 
 
 def accepts(data: str) -> bool:
-    """True for a Parquet file, a pattern of them, and a folder that holds them directly or in its folder `data`."""
+    """True for a Parquet file, a pattern of them, and a folder that holds them directly or in its folder `data`.
+
+    A folder with images or folders beside its Parquet files is a folder of images, in which a table of predictions lies.
+    """
     if os.path.isdir(data):
         return bool(_inside(data))
     return data.endswith(SUFFIX) and (os.path.isfile(data) or is_pattern(data))
@@ -71,9 +74,19 @@ def of_files(
     return replace(dataset, reason=f"the column {column} has one class per image") if column else dataset
 
 
+def _visible(folder: str) -> list[os.DirEntry[str]]:
+    """The entries of a folder whose names do not begin with a dot; none if it cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            return [one for one in entries if not one.name.startswith(".")]
+    except OSError:
+        return []
+
+
 def _inside(folder: str) -> list[str]:
     """The Parquet files of a folder, or of its folder `data`."""
     for place in (folder, os.path.join(folder, "data")):
-        if found := glob.glob(os.path.join(glob.escape(place), f"*{SUFFIX}")):
+        found = glob.glob(os.path.join(glob.escape(place), f"*{SUFFIX}"))
+        if found and not any(one.is_dir() or is_image(one.name) for one in _visible(place)):
             return sorted(found, key=natural)
     return []

@@ -57,7 +57,11 @@ class LabelReader(Protocol):
 
 @dataclass(frozen=True)
 class Targets:
-    """One kind of labels. `labels` are a split's, with a row for each image; `names` are `DataSet.classes`."""
+    """One kind of labels. `labels` are a split's, with a row for each image; `names` are `DataSet.classes`.
+
+    A label belongs to the whole image. Augmentation moves pixels and does not see labels, so masks and boxes, which
+    would have to move with them, are not possible.
+    """
 
     task: ClassVar[str]
     """Name of the task, as in `--task`."""

@@ -18,6 +18,8 @@ DEFAULT = "fullgrad+"
 """Best of the methods that need few passes, by the tables of docs/explain-evidence.md. RISE is not significantly
 better, and takes 90 times as long.
 """
+WITHOUT_ATTENTION = "grad-cam"
+"""Default for vitral's networks without attention: ResNets, and foreign networks of which a layer is selected."""
 
 Target = int | str | None
 """A class by number or by name; None is the predicted class."""
@@ -38,15 +40,15 @@ METHOD_OPTIONS = keywords(_kinds())
 
 
 def default_method(network: nn.Module, options: Mapping[str, object] | None = None) -> str:
-    """Default method: the best one, or for a ResNet the first that needs no attention.
+    """Default method: the best one, or Grad-CAM for a ResNet.
 
     For a network of another library it is Grad-CAM if you select a layer, otherwise input × gradient.
     """
     if isinstance(getattr(network, "_orig_mod", network), ViT):
         return DEFAULT
     if isinstance(network, AnyNetwork):
-        return "grad-cam" if "layer" in (options or {}) else "input-gradient"
-    return next((name for name, one in METHODS.items() if one.any_network), DEFAULT)
+        return WITHOUT_ATTENTION if "layer" in (options or {}) else "input-gradient"
+    return WITHOUT_ATTENTION
 
 
 def find_method(name: str) -> Method:

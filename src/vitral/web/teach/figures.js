@@ -150,7 +150,7 @@ function fitTemperature(logits, labels, classes, numbers, count, rate) {
 
 /** @typedef {{ images: number, groups: number, right: number, accuracy?: number, interval?: number[] }} Accuracy */
 
-/** Counts, accuracy and interval; no accuracy for fewer than 30 images or groups.
+/** Counts, accuracy and interval; no accuracy for fewer than `FOR_ADVICE` images or groups.
  * @param {boolean[]} right @param {number[]} groups @returns {Accuracy} */
 export function accuracyOf(right, groups) {
   const found = { images: right.length, groups: new Set(groups).size, right: right.filter(Boolean).length };

@@ -21,8 +21,8 @@ class BuiltIn:
     """The recipe that fine-tunes it, and states its network. None: a run starts from it only if that is requested."""
     colors_only: bool = True
     """True if it saw photographs alone, so that gray images such as scans are learned better from random weights."""
-    most_on_gpu: int = 0
-    """Training images from which a GPU trains a larger network from random weights instead."""
+    most_on_gpu: int | None = None
+    """Training images from which a GPU trains a larger network from random weights instead. None: never."""
     feature_sizes: tuple[int, ...] = ()
     """Sides in pixels at which features of large photographs are computed, the best first."""
 
