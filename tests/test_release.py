@@ -51,8 +51,8 @@ class TestPackages:
     def test_the_tested_version_of_every_library_is_pinned(self):
         """Of the package, its extras, and the groups that `make dev` installs."""
         project, groups = PROJECT["project"], PROJECT["dependency-groups"]
-        listed = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
-        listed += [one for group in ("docs", "dev") for one in groups[group] if isinstance(one, str)]
+        lists = [project["dependencies"], *project["optional-dependencies"].values(), groups["docs"], groups["dev"]]
+        listed = [one for names in lists for one in names if isinstance(one, str)]
         pins = (ROOT / "constraints.txt").read_text("utf-8")
         pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", pins, re.MULTILINE)}
         assert {canonicalize_name(Requirement(one).name) for one in listed} - pinned == UNTESTED

@@ -25,7 +25,7 @@ SUFFIX = ".parquet"
 def accepts(data: str) -> bool:
     """True for a Parquet file, a pattern of them, and a folder that holds them directly or in its folder `data`.
 
-    A folder with images or folders beside its Parquet files is a folder of images, in which a table of predictions lies.
+    A folder with images or folders beside its Parquet files is one of images, in which a table of predictions lies.
     """
     if os.path.isdir(data):
         return bool(_inside(data))
