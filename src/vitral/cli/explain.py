@@ -52,7 +52,9 @@ def explain(
     ] = None,
     benchmark: Annotated[str | None, Help("compare the methods on labeled images instead of explaining images")] = None,
     images: Annotated[int, Help("with --benchmark: number of images; more are more reliable, but take longer")] = 20,
-    masks: Annotated[str | None, Help("with --benchmark: where the objects are, as a folder of masks or a .csv of boxes")] = None,
+    masks: Annotated[
+        str | None, Help("with --benchmark: where the objects are, as a folder of masks or a .csv of boxes")
+    ] = None,
     data_root: DataRoot = "data",
     device: Device = "auto",
     precision: Annotated[str, Help("number format: auto, bf16 or fp32")] = "fp32",

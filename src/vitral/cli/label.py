@@ -24,14 +24,18 @@ def label(
     labels: Annotated[
         bool,
         Help(
-            "begin with the labels of class folders or the table, marked as unchecked; --no-labels begins without labels"
+            "begin with the labels of class folders or the table, marked as unchecked; --no-labels begins without"
         ),
     ] = True,
     init: Annotated[str, Help("weights whose features suggest classes: a run, a file, timm:NAME, …")] = "backbone",
     port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,
     open_: Annotated[bool, Help("open the page in a browser, if this machine has a screen")] = True,
     export: Annotated[
-        str | None, Help("write a web page into this new folder, on which visitors teach their own classes in their browser")
+        str | None,
+        Help(
+            "write a web page into this new folder, on which visitors teach their own classes; everything runs in "
+            "their browser"
+        ),
     ] = None,
     overwrite: Annotated[bool, Help("with --export: replace an earlier page in that folder")] = False,
     runtime: Annotated[

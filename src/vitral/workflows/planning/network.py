@@ -53,7 +53,7 @@ def class_names(run: Run, dataset: DataSet) -> tuple[str, ...]:
 def check_library(source: str) -> None:
     """Raise `UsageError` for a network of another library, before it is built without classes."""
     if is_foreign(source):
-        why = "pretraining needs the patch embedding and the blocks, which vitral cannot find in other libraries' networks"
+        why = "pretraining needs to know the patch embedding and the blocks, and other libraries do not mark them"
         raise UsageError(f"{source} cannot be pretrained", why=why, hint="use a network of vitral: --model Nano/4")
 
 
