@@ -285,7 +285,9 @@ def test_unchanged_test_images_need_no_note(make_images: MakeImages, tmp_path):
     found = evaluate_images(run.folder, OWN_DATA, OPTIONS)
     assert (found.split, found.notes) == ("test", ())
     assert found.evaluation.accuracy == run.result["test_accuracy"]
-    with pytest.raises(DataError, match=r"cut from train.*class 'bird' is new.*1 training image of 'dog' fewer"):
+    with pytest.raises(
+        DataError, match=r"split off from the training images.*class 'bird' is new.*1 training image of 'dog' fewer"
+    ):
         vitral.evaluate(run.folder, split="val")
     with pytest.raises(DataError, match="does not have: bird"):
         vitral.evaluate(run.folder, split="train")

@@ -23,9 +23,7 @@ def label(
     classes: Annotated[tuple[str, ...], Help("names of classes to begin with")] = (),
     labels: Annotated[
         bool,
-        Help(
-            "begin with the labels of class folders or the table, marked as unchecked; --no-labels begins without"
-        ),
+        Help("begin with the labels of class folders or the table, marked as unchecked; --no-labels begins without"),
     ] = True,
     init: Annotated[str, Help("weights whose features suggest classes: a run, a file, timm:NAME, …")] = "backbone",
     port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,

@@ -134,7 +134,7 @@ class Run:
     model: str = option(
         "Pico/2",
         "network to train: Ti/16 (size Ti, patches of 16 pixels), C+Micro/8 (with a convolutional stem), a name from "
-        "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION. With --model alone, training usually starts "
+        "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION. With only --model, training usually starts "
         "from random weights; add --init for trained ones (default: the network of --init, otherwise of the recipe)",
     )
     init: str | None = option(
@@ -203,8 +203,9 @@ class Run:
     antialias: bool = option(True, "antialias when downsampling")
     levels: tuple[int, int] | None = option(
         None,
-        "pixel values that mean black and white, for gray images of 16 or more bits and for images of floats; 0 4095 "
-        "for 12 bits (default: 0 65535; for floats, 0 1 or 0 255, by their values)",
+        "pixel values that mean black and white, for gray images of 16 or more bits and images of floats, such as "
+        "0 4095 for 12 bits. Without this option, floats are from 0 to 1 or from 0 to 255 (default: 0 65535 for "
+        "integers)",
     )
     mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (from 0 to 1): one number, or one per channel")
     std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels: one number, or one per channel")
