@@ -55,7 +55,7 @@ def test_a_launcher_runs_one_command(how, photos, tmp_path):
     assert result == json.loads((out / "result.json").read_text())
     assert done.stderr.count("Plan") == 1
     assert done.stderr.count("epoch 3/3") == 1
-    assert "each computes 2 of a batch's 4 images" in " ".join(done.stderr.split())
+    assert "each process computes 2 of a batch's 4 images" in " ".join(done.stderr.split())
     assert "--nproc" not in result["command"]  # the run does not depend on it
 
 

@@ -81,7 +81,7 @@ def test_what_cannot_be_shared_out_stays_whole(chosen):
     ("strategy", "device", "why", "hint"),
     [
         ("hsdp", "cuda", "all ranks are on one machine", "--strategy fsdp"),
-        ("offload", "cpu", "the memory of the cpu is the same", "--strategy ddp"),
+        ("offload", "cpu", "on cpu, there is no other memory to move the network to", "--strategy ddp"),
     ],
 )
 def test_refused_strategies(strategy, device, why, hint, chosen):

@@ -132,8 +132,8 @@ def test_the_launcher_runs_one_command(photos, tmp_path, capfd):
     ("method", "options", "why"),
     [
         ("mae", {"compile": True}, "compiled steps of pretraining are not tested with several ranks"),
-        ("dino", {"checkpointing": True, "drop_path": 0.1}, "recomputed would draw other dropout for the views"),
-        ("mpp", {"strategy": "offload"}, "the memory of the cpu is the same"),
+        ("dino", {"checkpointing": True, "drop_path": 0.1}, "recomputed blocks would use other dropout masks"),
+        ("mpp", {"strategy": "offload"}, "on cpu, there is no other memory to move the network to"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused(method, options, why, photos, tmp_path, capfd):

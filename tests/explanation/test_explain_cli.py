@@ -12,9 +12,11 @@ from PIL import Image
 
 import vitral
 from images import noise
+from vitral.cli.explain import explain
 from vitral.cli.main import main
+from vitral.cli.options import options_of
 from vitral.device import Machine
-from vitral.explanation.methods import METHODS
+from vitral.explanation.methods import BUILT_IN, METHODS
 from vitral.export import exporting
 from vitral.model import BiT, BiTConfig
 from vitral.weights import native
@@ -48,6 +50,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert out == ""
     assert len(err.strip().splitlines()) <= 5
     return err
+
+
+def test_help_lists_all_methods():
+    (about,) = (option.help for option in options_of(explain) if option.name == "method")
+    assert set(BUILT_IN) <= set(about.partition("(")[0].replace(",", " ").split())
 
 
 @pytest.mark.slow

@@ -124,13 +124,13 @@ def test_only_built_in_models_are_taught_on_a_page(trained, tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["photos"], "--export takes no images"),
-        (["--out", "labels.csv"], "--export takes no --out"),
-        (["--no-labels"], "--export takes no --no-labels"),
-        (["--port", "8001"], "--export takes no --port"),
+        (["photos"], "--export does not use your images"),
+        (["--out", "labels.csv"], "--export does not use --out"),
+        (["--no-labels"], "--export does not use --no-labels"),
+        (["--port", "8001"], "--export does not use --port"),
         (["--classes", "nan"], "cannot be the name of a class"),
         (["--runtime", "nothing.tgz"], "no such file"),
-        (["--overwrite", "photos"], "--export takes no images"),
+        (["--overwrite", "photos"], "--export does not use your images"),
     ],
 )
 def test_options_without_effect_are_refused(words, reason, capsys):

@@ -215,7 +215,7 @@ def test_the_plan_says_what_is_kept(photos, tmp_path, teacher, capsys, monkeypat
 
     out = planned()
     assert re.search(
-        r"16, kept of 8 crops of each image, once: [45] KiB in .*pixels; about .* before the first step", out
+        r"16, kept computed once for 8 crops of each image: [45] KiB in .*pixels; about .* before the first step", out
     )
     out = planned("--teacher-views", "0")
     assert "16, computed in every step" in out

@@ -98,7 +98,7 @@ def _not_given() -> dict[str, Any]:
 @pytest.mark.report
 def test_report_and_commands(oblong, packed_run, tmp_path, capsys):
     run = train(oblong, tmp_path / "run", **PACKED, epochs=1, minutes=None)
-    assert "images of their own aspect" in (run.folder / "report.html").read_text()
+    assert "images keep their aspect ratio" in (run.folder / "report.html").read_text()
     out, _ = printed(capsys, "predict", str(run.folder), str(oblong / "dark"), "--format", "json")
     assert len(json.loads(out)["predictions"]) == 12
 

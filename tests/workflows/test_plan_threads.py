@@ -90,7 +90,7 @@ def test_what_is_requested_is_taken_or_refused(photos, monkeypatch):
     job = planned(photos, threads=4)
     assert job.run.threads == 4
     assert ("threads", "4", "requested") in {(one.name, one.value, one.reason) for one in job.plan.choices}
-    for wrong, said in ((0, "must be from 1"), (-1, "must be from 1"), (5, "--threads 5 is not from 1 to 4")):
+    for wrong, said in ((0, "must be from 1"), (-1, "must be from 1"), (5, "--threads must be from 1 to 4, not 5")):
         with pytest.raises(UsageError, match=said):
             planned(photos, threads=wrong)
 

@@ -248,7 +248,7 @@ def test_validation_images_cut_again_are_not_evaluated_on(photos, tmp_path, name
         assert len(reported.splitlines()) == 4
         if name != "a class fewer":  # one alone cannot be split
             assert "the network may have been trained on the current val images" in reported
-            assert "they are cut from train" in reported
+            assert "the val images were split off from the training images" in reported
     others = {"a renamed class": "wolf", "a class more": "bird"}
     if name in others:
         with pytest.raises(DataError, match=f"does not have: {others[name]}"):
@@ -285,7 +285,9 @@ def test_unchanged_test_images_need_no_note(make_images: MakeImages, tmp_path):
     found = evaluate_images(run.folder, OWN_DATA, OPTIONS)
     assert (found.split, found.notes) == ("test", ())
     assert found.evaluation.accuracy == run.result["test_accuracy"]
-    with pytest.raises(DataError, match=r"cut from train.*class 'bird' is new.*1 training image of 'dog' fewer"):
+    with pytest.raises(
+        DataError, match=r"split off from the training images.*class 'bird' is new.*1 training image of 'dog' fewer"
+    ):
         vitral.evaluate(run.folder, split="val")
     with pytest.raises(DataError, match="does not have: bird"):
         vitral.evaluate(run.folder, split="train")
@@ -318,7 +320,7 @@ def test_new_splits_may_contain_training_images(make_images: MakeImages, tmp_pat
     (photos / "train/cat/0.png").unlink()
     with pytest.raises(DataError, match=r"the network may have been trained on the current test images") as caught:
         vitral.evaluate(run.folder)
-    assert "there were none when it began" in str(caught.value)
+    assert "the data had no test images when the run began" in str(caught.value)
     (photos / "test").rename(photos / "val")
     with pytest.raises(DataError, match=r"the network may have been trained on the current val images"):
         vitral.evaluate(run.folder)

@@ -56,7 +56,16 @@ def test_held_out_images_stay_held_out(photos):
     assert len(val) == round(0.1 * len(everything)) == 8, "new ones are drawn in the same share"
     (choice,) = (one for one in RunFolder(second).read_plan().choices if one.name == "held out before")
     assert choice.value == "6 images"
-    assert str(first) in choice.reason
+    assert choice.reason.startswith(f"{first} held them out, too")
+
+
+def test_other_images_in_the_same_folder_are_no_earlier_run(photos, make_images):
+    first = train(photos, "first")
+    shutil.rmtree(photos)
+    make_images({"cat": 40, "dog": 30}, name="other", size=(9, 10)).rename(photos)
+    plan = planning.plan_run({**TINY, "data": str(photos), "out": str(first.parent / "second")}).plan
+    assert not plan.kept
+    assert "held out before" not in {one.name for one in plan.choices}
 
 
 def test_the_split_does_not_need_the_earlier_run(photos):

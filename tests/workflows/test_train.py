@@ -428,8 +428,9 @@ def test_init_takes_the_head_only_for_the_same_classes(trained, make_images, tmp
             by_class = dict(zip(("day", "night"), kept.state[name], strict=True))
             for row, label in zip(turned.weights.state[name], classes, strict=True):
                 assert torch.equal(row, by_class.get(label.lower(), torch.zeros_like(row)))
-        assert f"the head keeps {len(set(classes) - {'dawn'})} of its 2 rows" in turned.account.notes[-1]
-        assert ("new rows of zeros: dawn" in turned.account.notes[-1]) == ("dawn" in classes)
+        known = len(set(classes) - {"dawn"})
+        assert f"the head already knows {known} of your {len(classes)} classes" in turned.account.notes[-1]
+        assert ("the others start from zero: dawn" in turned.account.notes[-1]) == ("dawn" in classes)
     dataset = dataclasses.replace(load(data["data"]), classes=("x", "y"))
     other = plan_network.read_initial(data, dataset, Run())
     assert not other.weights.state["head.weight"].any()

@@ -191,6 +191,16 @@ def test_predict_answers_unknown(
     assert set(csv.DictReader(table.read_text().splitlines()).fieldnames or ()) == {*rows[0]} - {"unknown"}
 
 
+def test_unknown_without_a_threshold_is_an_error(run: str, strange: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = printed(capsys, "predict", run, f"{strange}/1.png", "--unknown", code=2)
+    assert not out
+    assert "--unknown needs a threshold" in err
+    assert f"try: vitral evaluate {run} --unknown FOLDER" in err
+    printed(capsys, "predict", run, f"{strange}/1.png", "--no-unknown")
+    save(run, Detector("energy", -1e9))
+    assert "unknown" in printed(capsys, "predict", run, f"{strange}/1.png", "--unknown")[0]
+
+
 def test_tables_of_parquet_hold_the_answer(run: str, strange: str, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     save(run, Detector("energy", -1e9))

@@ -69,7 +69,10 @@ def evaluate(
     ] = 0.95,
     few_shot: Annotated[
         str | None,
-        Help("instead of the head, fit a least-squares classifier to the features of N images per class: 1,5,10,25"),
+        Help(
+            "instead of the head, measure a least-squares classifier that is fitted to the features of a few training "
+            "images per class, such as 1,5,10,25"
+        ),
     ] = None,
     knn: Annotated[
         int | None, Help("instead of the head, let the N most similar training images vote; 20 is usual")

@@ -32,7 +32,12 @@ def explain(
         tuple[str, ...], Help("classes to explain, by name or number (default: the predicted class)")
     ] = (),
     method: Annotated[
-        str | None, Help("attribution method (default: the one that did best in vitral's comparison)")
+        str | None,
+        Help(
+            "attribution method: fullgrad+, attcat, generic, legrad, rollout, attention, rise, occlusion, "
+            "integrated-gradients, smoothgrad, input-gradient or grad-cam (default: fullgrad+, the best of the fast "
+            "methods; for a network without attention, another one)"
+        ),
     ] = None,
     compare: Annotated[bool, Help("draw all methods that support the network, side by side")] = False,
     check: Annotated[
@@ -47,7 +52,9 @@ def explain(
     ] = None,
     benchmark: Annotated[str | None, Help("compare the methods on labeled images instead of explaining images")] = None,
     images: Annotated[int, Help("with --benchmark: number of images; more are more reliable, but take longer")] = 20,
-    masks: Annotated[str | None, Help("with --benchmark: folder of masks, or .csv of boxes, for its images")] = None,
+    masks: Annotated[
+        str | None, Help("with --benchmark: where the objects are, as a folder of masks or a .csv of boxes")
+    ] = None,
     data_root: DataRoot = "data",
     device: Device = "auto",
     precision: Annotated[str, Help("number format: auto, bf16 or fp32")] = "fp32",

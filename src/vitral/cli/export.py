@@ -27,7 +27,7 @@ def export(
     accept: Annotated[bool, Help("keep an fp16 or int8 export that loses more accuracy than allowed")] = False,
     images: Annotated[int | None, Help("number of images to compare on (default: 64, or 1000 for int8)")] = None,
     runtime: Annotated[
-        str | None, Help("ONNX Runtime Web for --to web, an npm package (.tgz) (default: fetched)")
+        str | None, Help("with --to web: archive of the npm package of ONNX Runtime Web (default: downloaded)")
     ] = None,
     example: Annotated[str | None, Help("image that the page of --to web offers to try, and contains")] = None,
     bad_images: BadImages = "error",

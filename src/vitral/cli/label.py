@@ -22,25 +22,32 @@ def label(
     out: Annotated[str | None, Help("table of the labels, a .csv (default: labels.csv in the folder)")] = None,
     classes: Annotated[tuple[str, ...], Help("names of classes to begin with")] = (),
     labels: Annotated[
-        bool, Help("take labels from class folders or the table, to be checked; --no-labels begins without")
+        bool,
+        Help("begin with the labels of class folders or the table, marked as unchecked; --no-labels begins without"),
     ] = True,
     init: Annotated[str, Help("weights whose features suggest classes: a run, a file, timm:NAME, …")] = "backbone",
     port: Annotated[int, Help("port of the page; 0 chooses a free one")] = 0,
     open_: Annotated[bool, Help("open the page in a browser, if this machine has a screen")] = True,
     export: Annotated[
-        str | None, Help("write a page into this new folder, on which visitors teach classes only in their browser")
+        str | None,
+        Help(
+            "write a web page into this new folder, on which visitors teach their own classes; everything runs in "
+            "their browser"
+        ),
     ] = None,
     overwrite: Annotated[bool, Help("with --export: replace an earlier page in that folder")] = False,
-    runtime: Annotated[str | None, Help("ONNX Runtime Web for --export, an npm package (default: fetched)")] = None,
+    runtime: Annotated[
+        str | None, Help("with --export: archive of the npm package of ONNX Runtime Web (default: downloaded)")
+    ] = None,
 ) -> int:
-    """Label images in the browser, on your own machine. Every action is saved in a table at once."""
+    """Label images in the browser, on your own machine. Every action is saved at once."""
     from vitral.serving.extra import check_installed
 
     if export is not None:
-        unused = {"images": data, "--out": out, "--no-labels": not labels, "--port": port, "--no-open": not open_}
+        unused = {"your images": data, "--out": out, "--no-labels": not labels, "--port": port, "--no-open": not open_}
         if given := [name for name, value in unused.items() if value]:
-            why = "the page is the same for all images, which visitors choose themselves"
-            raise UsageError(f"--export takes no {given[0]}", why=why, hint="vitral label --export FOLDER")
+            why = "it only writes a page, to which visitors add their own images"
+            raise UsageError(f"--export does not use {given[0]}", why=why, hint="vitral label --export FOLDER")
         return _export(export, init, classes, runtime, overwrite)
     if runtime is not None:
         raise UsageError("--runtime is for --export", why="this machine runs the network itself", hint="leave it out")

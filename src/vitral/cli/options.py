@@ -102,7 +102,7 @@ def options_of(command: Callable[..., object]) -> list[Option]:
 
 Format = Annotated[Literal["text", "json"], Help("output format")]
 Device = Annotated[str, Help("device to compute on: auto, cpu, cuda or mps")]
-DataRoot = Annotated[str, Help("folder of the data sets that have a name")]
+DataRoot = Annotated[str, Help("folder for data sets that vitral downloads by name, such as cifar10")]
 BadImages = Annotated[Literal["error", "skip"], Help("what to do about unreadable images: stop, or skip them")]
 ClassFolders = Annotated[
     Literal["auto", "top", "leaf"] | None,

@@ -13,7 +13,7 @@ from vitral.distributed.environment import launched
 from vitral.errors import UsageError
 
 OPTIONS = (
-    Option("plan_only", bool, "train nothing: print the plan and exit", False),
+    Option("plan_only", bool, "print all choices of the plan, and train nothing", False),
     Option("report", bool, "with --plan-only: also write plans/NAME.html, which explains each choice", False),
 )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitral.cli.options import Beams, ClassOrder, Device, Engine, Format, Help, Levels, PatchSize, Precision, Tta
 from vitral.cli.output import print_json, print_notes, print_prediction, print_predictor_notes, resuming, say, unread
 from vitral.cli.ranks import AGAIN
-from vitral.console import counting, stderr
+from vitral.console import command_line, counting, stderr
 from vitral.errors import Interrupted, UsageError, check_positive
 from vitral.wording import count
 
@@ -38,12 +38,12 @@ def predict(
         ),
     ] = None,
     unknown: Annotated[
-        bool,
+        bool | None,
         Help(
-            'answer "unknown" for images of no known class (default: on, if vitral evaluate --unknown has saved a '
-            "threshold)"
+            'answer "unknown" for images of no known class, by a threshold that vitral evaluate --unknown saves '
+            "(default: on, if there is a threshold)"
         ),
-    ] = True,
+    ] = None,
     all: Annotated[bool, Help("with --out: add a column with the probability of each class")] = False,
     resume: Annotated[bool, Help("with --out: continue the same command after it was stopped or killed")] = False,
     batch_size: Annotated[int, Help("images per forward pass")] = 32,
@@ -74,7 +74,7 @@ def predict(
             hint = "--out predictions.csv, or leave out --nproc or torchrun"
             raise UsageError("several ranks write one table", why="there is no --out", hint=hint)
         sources, predictor = ranks.agree(
-            lambda: (find(images), _answering(options.load(run), coverage, right, unknown))
+            lambda: (find(images), _answering(options.load(run), coverage, right, unknown, run))
         )
         if ranks.main:
             print_predictor_notes(predictor)
@@ -90,13 +90,18 @@ def predict(
         return _write_predictions(predictor, sources, [run, *images], typed | vars(options), resume, format)
 
 
-def _answering(predictor: Any, coverage: float | None, right: float | None, unknown: bool) -> Any:
-    """Return the predictor with sets of this coverage, and with "not sure" for this share of correct answers; without
-    `unknown` no image is unknown.
+def _answering(predictor: Any, coverage: float | None, right: float | None, unknown: bool | None, run: str) -> Any:
+    """Return the predictor with sets of this coverage, and with "not sure" for this share of correct answers.
+
+    If `unknown` is False, no image is unknown. Raises `UsageError` if it is True, and no threshold is saved.
     """
     from vitral.inference.outputs.classes import Classes
 
-    if not unknown and getattr(predictor.output, "unknown", None):
+    has_threshold = getattr(predictor.output, "unknown", None) is not None
+    if unknown and not has_threshold:
+        hint = command_line("evaluate", [run], {"unknown": "FOLDER"})
+        raise UsageError("--unknown needs a threshold", where=run, why="none is saved with these weights", hint=hint)
+    if unknown is False and has_threshold:
         predictor.output = predictor.output.always_known()
     for flag, share in (("--coverage", coverage), ("--right", right)):
         if share is not None and not isinstance(predictor.output, Classes):

@@ -161,7 +161,7 @@ _DEFAULTS = {
     "data": "digits",
     "data_root": "data",
     "seed": "0",
-    "recipe": "backbone for color images, otherwise small; finetune with --init WEIGHTS",
+    "recipe": "usually backbone for color images, otherwise small; finetune with --init WEIGHTS",
     "out": "runs/NAME",
     "device": "auto",
     "bad_images": "error",

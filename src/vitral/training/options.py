@@ -17,6 +17,7 @@ from vitral.data.images.preprocessing import Center, Preprocessing, Resize
 from vitral.data.targets import targets_of
 from vitral.errors import UsageError, empty, unknown
 from vitral.kinds import kinds_of, matches, named_fields, wrong_kind
+from vitral.model.config import Activation, Pool
 from vitral.model.own import OWN_PARTS, is_own, name_of
 from vitral.training.optimizers import OPTIMIZERS
 from vitral.training.other_words import by_own_names
@@ -86,7 +87,7 @@ class Run:
 
     # Data
     data: str = option("digits", "folder, .csv, .tar, .zip, IDX folder, or a name: digits, mnist, cifar10, …")
-    data_root: str = option("data", "folder of the data sets that have a name; missing ones are downloaded to it")
+    data_root: str = option("data", "folder for data sets that vitral downloads by name, such as cifar10")
     val_fraction: float | None = option(
         None,
         "fraction of the training images to set aside for validation, if there is no val split; 0 validates on "
@@ -95,7 +96,7 @@ class Run:
     train_share: float = option(1.0, "random fraction of the training images to use")
     stratified: bool = option(
         False,
-        "apply --train-share to every class, so that a smaller fraction is part of a larger one with the same seed",
+        "apply --train-share to every class. With the same seed, a smaller fraction is then a subset of a larger one",
     )
     split_seed: int | None = option(None, "seed of the validation split (default: --seed)")
     val_share: float = option(1.0, "random fraction of the validation images to use")
@@ -132,9 +133,9 @@ class Run:
     # Network
     model: str = option(
         "Pico/2",
-        "network: Ti/16 (size Ti, patches of 16 pixels), C+Micro/8 (with a convolutional stem), a name from "
-        "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION. It starts from random weights, unless --init "
-        "or the built-in model provides trained ones (default: the network of --init, or chosen by the recipe)",
+        "network to train: Ti/16 (size Ti, patches of 16 pixels), C+Micro/8 (with a convolutional stem), a name from "
+        "`vitral models`, timm:NAME, torchvision:NAME or MODULE:FUNCTION. With only --model, training usually starts "
+        "from random weights; add --init for trained ones (default: the network of --init, otherwise of the recipe)",
     )
     init: str | None = option(
         None,
@@ -156,15 +157,13 @@ class Run:
     patch_sizes: tuple[int, ...] = option(
         (), "train for several patch sizes at once (FlexiViT); choose one later with predict --patch-size"
     )
-    pool: str | None = option(None, "pooling: cls, mean, mean-all or map (default: the model's)")
+    pool: str | None = option(None, f"pooling: {either(get_args(Pool))} (default: the model's)")
     cls_token: bool | None = option(None, "prepend a class token (default: the model's choice)")
     registers: int | None = option(None, "number of register tokens")
     layer_scale: float | None = option(None, "initial value of LayerScale")
     qk_norm: bool | None = option(None, "normalize queries and keys")
     pre_logits: bool | None = option(None, "add a tanh layer before the head, as in the ViT paper's pre-training")
-    activation: str | None = option(
-        None, "activation: gelu, gelu-tanh (as in the JAX code) or swiglu (default: the model's)"
-    )
+    activation: str | None = option(None, f"activation: {either(get_args(Activation))} (default: the model's)")
     logit_scale: float | None = option(None, "factor by which logits are multiplied after a tanh")
     head_bias_init: float | None = option(None, "initial bias of the head")
     dropout: float | None = option(
@@ -204,8 +203,9 @@ class Run:
     antialias: bool = option(True, "antialias when downsampling")
     levels: tuple[int, int] | None = option(
         None,
-        "pixel values of black and white, for images of floats, or gray ones of 16 bits or more; for 12 bits 0 4095 "
-        "(default: 0 65535)",
+        "pixel values that mean black and white, for gray images of 16 or more bits and images of floats, such as "
+        "0 4095 for 12 bits. Without this option, floats are from 0 to 1 or from 0 to 255 (default: 0 65535 for "
+        "integers)",
     )
     mean: float | tuple[float, ...] = option(0.5, "mean of the pixels (from 0 to 1): one number, or one per channel")
     std: float | tuple[float, ...] = option(0.5, "standard deviation of the pixels: one number, or one per channel")
@@ -245,7 +245,7 @@ class Run:
         f"optimizer: {either(OPTIMIZERS)}; or your own function, MODULE:FUNCTION, which maps parameter groups to a "
         "torch optimizer",
     )
-    lr: float = option(1e-3, "learning rate, for the batch size of --lr-batch if you state one")
+    lr: float = option(1e-3, "learning rate; with --lr-batch, it is scaled from that batch size to yours")
     lr_batch: int | None = option(
         None, "batch size that --lr is meant for; the rate is scaled to your batch size (default: not scaled)"
     )
@@ -270,7 +270,7 @@ class Run:
     )
     metrics: tuple[str, ...] = option(
         (),
-        "more metrics of the validation images, as NAME=MODULE:FUNCTION: functions from outputs and targets to a "
+        "additional validation metrics: NAME=MODULE:FUNCTION. The function receives outputs and targets, and returns a "
         "number",
     )
     early_stop: int | None = option(None, "stop after this many epochs without a better validation accuracy")

@@ -62,9 +62,10 @@ def with_classes(loaded: Loaded, names: Sequence[str]) -> Loaded | None:
         old = state[name]
         state[name] = old.new_zeros(len(names), *old.shape[1:])
         state[name][rows >= 0] = old[rows[rows >= 0]]
-    note = f"the head keeps {len(known)} of its {len(weights.classes)} rows, in the order of the data"
-    if new := [name for name, index in zip(names, places, strict=True) if index is None]:
-        note += f"; new rows of zeros: {some(new)}"
+    new = [name for name, index in zip(names, places, strict=True) if index is None]
+    note = f"the head already knows {len(known)} of your {len(names)} classes"
+    if new:
+        note += f"; the others start from zero: {some(new)}"
     config = dataclasses.replace(weights.config, classes=len(names))
     output, account = still_fitted(weights, loaded.account.noted(note), "head")
     adapted = Weights(config, state, weights.preprocessing, tuple(names), weights.trained, output)

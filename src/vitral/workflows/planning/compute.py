@@ -151,7 +151,7 @@ def use_graphs(draft: Draft) -> Draft:
     if isinstance(draft.config, ForeignConfig) and run.graphs is None:
         on, why = False, f"not tested with {draft.config.source}"
     if current().together:
-        on, why = False, "steps that several ranks share are not captured"
+        on, why = False, "CUDA graphs are not supported with several processes"
     if run.graphs and not on:
         raise UsageError("--graphs is not available in this run", why=why, hint="leave it out")
     if run.graphs is not None:

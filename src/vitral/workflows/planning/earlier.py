@@ -59,7 +59,7 @@ class Earlier:
 
     def choice(self) -> Choice:
         """Return the line of the plan on the images that are kept."""
-        why = f"also held out by {self.folder}, so that both runs can be compared; --split-seed 0 draws others"
+        why = f"{self.folder} held them out, too, so both runs can be compared; --split-seed 0 picks others"
         return Choice("held out before", count(len(self.kept), "image"), why)
 
 
@@ -98,7 +98,7 @@ def _read(folder: RunFolder, dataset: DataSet) -> Earlier | None:
         return None
     result = folder.read_result()
     kept = sorted(find(held, train).values())
-    if not is_source and len(kept) < _SAME * len(held):
+    if not kept or (not is_source and len(kept) < _SAME * len(held)):
         return None
     return Earlier(folder.path, plan, str(result["device"]), int(result["images"]["train"]), tuple(kept))
 

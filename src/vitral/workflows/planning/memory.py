@@ -110,8 +110,8 @@ def fit_memory(draft: Draft) -> Draft:
     if draft.given.keys() & {"batch_size", "accumulate", "graphs"}:
         why = f"{takes}; --batch-size {size} --accumulate {count} needs less"
         return draft.change(Choice("memory", "may not suffice", why))
-    norms = ", over which the stem's norms are computed" if getattr(config, "conv_stem", None) else ""
-    why = f"{takes}: {size * count} images per step in micro-batches{norms}"
+    stem = f"; the batch norms of the stem see {size} images at a time" if getattr(config, "conv_stem", None) else ""
+    why = f"{takes}: {size * count} images per step, in micro-batches of {size}{stem}"
     return draft.change(Choice("batch", f"{count} × {size}", why), batch_size=size, accumulate=count)
 
 

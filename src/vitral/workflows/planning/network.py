@@ -53,7 +53,7 @@ def class_names(run: Run, dataset: DataSet) -> tuple[str, ...]:
 def check_library(source: str) -> None:
     """Raise `UsageError` for a network of another library, before it is built without classes."""
     if is_foreign(source):
-        why = "the methods need the patches and blocks of a ViT, which are not known of networks of other libraries"
+        why = "pretraining needs to know the patch embedding and the blocks, and other libraries do not mark them"
         raise UsageError(f"{source} cannot be pretrained", why=why, hint="use a network of vitral: --model Nano/4")
 
 
@@ -133,11 +133,12 @@ def _from_weights(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
     why_size = "the size of the lines, in whole patches" if reads_text else f"the size of {named}"
     size = Choice("image size", format_value(weights.preprocessing.image_size), why_size)
     own_size = next((one for one in draft.recipe.choices if (one.name, one.value) == (size.name, size.value)), size)
+    channels = weights.preprocessing.channels
     draft = draft.change(
         Choice("model", model, f"the network of {named}; images are prepared as in its training"),
         Choice("weights", loaded.account.counts_text(), _changes_of(loaded) or "unchanged"),
         own_size,
-        Choice("channels", str(weights.preprocessing.channels), f"of each pixel, as in {named}: 3 is color, 1 is gray"),
+        Choice("channels", str(channels), f"{'gray' if channels == 1 else 'color'} images, as {named} expects them"),
     )
     overrides = {name: _spread(name, given[name], weights.config.channels) for name in own if name in given}
     used = dataclasses.replace(weights.preprocessing, **overrides)
@@ -273,9 +274,11 @@ def report_teacher(draft: Draft) -> Draft:
     what = f"{run.distill_weight:g} of the loss at temperature {run.distill_temperature:g}"
     if needs_teacher(run.recipe):
         what = (
-            f"{what} is for its logits, the rest for its features" if weights.classes else "its features are the loss"
+            f"{what} is for its logits, the rest for its features"
+            if weights.classes
+            else "the network learns to reproduce its features"
         )
-    cost = f"{adds.flops / 1e9:.3g} GFLOPs per image, {share:.0%} of a training step"
-    why = f"{what}; at {size} it adds {cost}"
+    cost = f"{adds.flops / 1e9:.3g} GFLOPs per image at {size}, {share:.0%} of a training step"
+    why = f"{what}; it adds {cost}"
     choice = Choice("teacher", f"{name}, {adds.parameters:,} parameters ({teacher.reference})", why)
     return draft.change(choice, teacher=teacher.reference)

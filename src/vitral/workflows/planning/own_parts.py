@@ -48,7 +48,7 @@ def _with_data(draft: Draft) -> Draft:
     """Report data that only this process has."""
     if not is_here(data := str(draft.given.get("data", ""))):
         return draft
-    why = "only this Python process has them: pass data again to resume, evaluate or compare in another"
+    why = "they exist only in this Python process; in another one, pass data again to resume, evaluate or compare"
     return draft.change(Choice("your data", data.partition(":")[2].removeprefix("data_"), why))
 
 
@@ -71,7 +71,7 @@ def _report(name: str, value: str) -> Choice:
     if not is_here(value):
         return Choice(f"your {name}", value, f"imported from {folder_to_import(value)}; a resumed run imports it again")
     more = "; other programs cannot load the network" if name == "model" else ""
-    why = f"only this Python process has it: pass {name}= again to resume{more}"
+    why = f"it exists only in this Python process: pass {name}= again to resume{more}"
     return Choice(f"your {name}", label, why)
 
 
@@ -86,7 +86,7 @@ def _with_own_loss(draft: Draft) -> Draft:
         if name not in draft.given:
             off[name] = value
         elif draft.given[name] != value:
-            why = "the whole loss is yours"
+            why = "your function computes the whole loss"
             raise UsageError(f"{flag(name)} has no effect with a loss of your own", why=why, hint="leave it out")
     return draft.change(**off)
 

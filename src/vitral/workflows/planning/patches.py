@@ -47,7 +47,8 @@ def choose_plain_patches(draft: Draft) -> Draft:
     ):
         return draft
     model = f"{PLAIN.get(name, name.removeprefix('C+'))}/{'4' if patch == '8' else patch}"
-    why = "plain patches: the batch norms of a stem would need images of one size"
+    sizes = "--pack keeps images at different sizes" if draft.given.get("pack") else "--patch-sizes resizes the patches"
+    why = f"without a convolutional stem, because {sizes}"
     return draft.change(Choice("model", model, why), model=model)
 
 
@@ -59,8 +60,9 @@ def pack_images(draft: Draft) -> Draft:
             raise UsageError(f"{flag(alone[0])} requires --pack", hint="--pack, or leave it out")
         return draft
     if "pack" in given and not given["pack"]:
-        why = f"{run.init} takes images of their own sizes" if run.init else "--resize native packs them"
-        raise UsageError("--no-pack is not possible here", why=why, hint="--resize letterbox")
+        packed = "--resize native", "it implies --pack"
+        option, why = packed if "resize" in given else (f"--init {run.init}", "that network was trained with --pack")
+        raise UsageError(f"--no-pack contradicts {option}", why=why, hint="--resize letterbox")
     _check(draft)
     _refuse_others("--pack", given, _PACKED, "images of different sizes are packed into sequences")
     patch = _patch(draft)
@@ -68,8 +70,8 @@ def pack_images(draft: Draft) -> Draft:
         f"up to {format_value(run.size)} pixels, in whole patches of {format_value(patch)}; images of one sequence do "
         "not attend to each other"
     )
-    drawn = f"; the longest side drawn from {run.pack_min_size} on" if run.pack_min_size else ""
-    choices = [Choice("pack", f"images of their own aspect and size{drawn}", why)]
+    drawn = f"; longest side at random, from {run.pack_min_size} pixels up" if run.pack_min_size else ""
+    choices = [Choice("pack", f"images keep their aspect ratio and size{drawn}", why)]
     if run.pack_drop:
         first, last = run.pack_drop
         choices.append(
@@ -96,7 +98,7 @@ def _patch(draft: Draft) -> tuple[int, int]:
     else:
         kind, fields = config_fields(draft.run.model)
     if kind is not ViTConfig or fields.get("stem") is not None or fields.get("conv_stem") is not None:
-        why = "packing needs patches of pixels, and tokens that see only tokens of their own image"
+        why = "packing needs a ViT without convolutions before the patches"
         raise UsageError(f"--pack does not support {draft.run.model}", why=why, hint="--model Nano/4, or S/16")
     tall, wide = pair(fields.get("patch_size", ViTConfig.patch_size))
     return tall, wide
@@ -114,12 +116,12 @@ def flex_patches(draft: Draft) -> Draft:
         return draft
     _refuse_others("--patch-sizes", given, _FLEXIBLE, "each step resizes the patches")
     if not isinstance(config, ViTConfig) or config.hybrid:
-        why = "it has no kernel over patches of pixels"
+        why = "it has no patch embedding that could be resized"
         raise UsageError(f"--patch-sizes does not support {run.model}", why=why, hint="--model Nano/16, or S/16")
     least = math.lcm(*sizes, *config.patch)
     if bad := [size for size in sizes if any(n % size for n in run.size)]:
         fitting = max(1, round(max(run.size) / least)) * least
-        what = f"images of {run.size[0]}×{run.size[1]} pixels have no whole patches of {bad[0]}"
+        what = f"images of {run.size[0]}×{run.size[1]} pixels cannot be divided into patches of {bad[0]} pixels"
         raise UsageError(what, hint=f"--image-size {fitting}")
     shown = " ".join(map(str, sizes))
     why = (

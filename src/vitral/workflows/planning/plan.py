@@ -114,7 +114,9 @@ def check_given(options: dict[str, object]) -> dict[str, Any]:
     if reads_text:
         given = {"recipe": TEXT.task, **given}
     if reads_text != (given.get("recipe") == TEXT.task):
-        raise UsageError("--recipe text goes with --task text, and no other recipe does", hint="--task text alone")
+        needs = ("--task text", "--recipe text", "leave out --recipe")
+        option, needed, hint = needs if reads_text else ("--recipe text", "--task text", "--task text")
+        raise UsageError(f"{option} needs {needed}", hint=hint)
     for name in UNSUPPORTED.get(given.get("recipe", ""), ()):
         if name in given:
             what = "--method" if given["recipe"] in METHODS else "--recipe"

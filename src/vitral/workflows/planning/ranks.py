@@ -79,7 +79,7 @@ def _refusal(run: Run, machine: Machine) -> str:
     if run.strategy == "hsdp" and current().machines == 1:
         return "all ranks are on one machine, or machines have different numbers of them"
     if run.strategy == "offload" and machine.device.type != "cuda":
-        return f"the memory of the {machine.device.type} is the same"
+        return f"on {machine.device.type}, there is no other memory to move the network to"
     return _unsharded(run)
 
 
@@ -88,7 +88,7 @@ def _unsharded(run: Run) -> str:
     if targets_of(run.task).sequence:
         return "not tested with a decoder of text"
     if run.pack or run.patch_sizes:
-        return "steps of packed images and of several patch sizes compute parts of the network"
+        return "with --pack or --patch-sizes, a step does not use all parts of the network"
     return "compiled steps are not tested with it" if run.compile else ""
 
 
@@ -108,7 +108,7 @@ def share_batches(draft: Draft) -> Draft:
         raise UsageError("a rank would have no image", why=why, hint=f"--batch-size {ranks.count}, or fewer ranks")
     least, rest = divmod(batch, ranks.count)
     images = f"{least} to {least + 1}" if rest else str(least)
-    why = f"each computes {images} of a batch's {batch} images; the result does not depend on their number"
+    why = f"each process computes {images} of a batch's {batch} images; their number does not change the result"
     return draft.change(Choice("ranks", str(ranks.count), why))
 
 
@@ -123,5 +123,5 @@ def _unshared(draft: Draft) -> str:
     if run.pack and drops:
         return "dropout acts on packed sequences, so it would depend on which images share a sequence"
     if run.recipe == "dino" and run.checkpointing and drops:
-        return "blocks that are recomputed would draw other dropout for the views of dino"
+        return "with --checkpointing, recomputed blocks would use other dropout masks than in the forward pass"
     return ""

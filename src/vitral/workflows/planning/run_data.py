@@ -56,9 +56,8 @@ def split_for(run: Run, dataset: DataSet, kept: Sequence[int] = ()) -> tuple[Dat
     if (run.train_share, run.val_share) != (1.0, 1.0):
         val_share = run.val_share if "val" in dataset.splits or run.val_share < 1 else 0.0
         dataset = subset(dataset, run.train_share, val_share, run.seed, stratified=run.stratified)
-        reasons.append(
-            Choice("share", f"{run.train_share:.0%} / {run.val_share:.0%}", "used of the training / validation images")
-        )
+        why = f"of the training images are used, and {run.val_share:.0%} of the validation images"
+        reasons.append(Choice("share", f"{run.train_share:.0%}", why))
     counts = {name: len(split) for name, split in dataset.splits.items()}
     reasons.append(Choice("training", count(counts["train"], "image"), _described(run, dataset)))
     if "val" in original:
@@ -183,8 +182,8 @@ class RunData:
             return ""
         if origin := self.doubt(split):
             what = f"the network may have been trained on the current {split} images"
-            why = f"{origin}, and the run's data have changed: {'; '.join(self.changes)}"
-            hint = "restore the data, or give images that the network has never seen as DATA"
+            why = f"{origin}, and the data have changed since: {'; '.join(self.changes)}"
+            hint = "restore the data, or pass a folder of images that the network has never seen as DATA"
             raise DataError(what, where=self.dataset.source, why=why, hint=hint)
         return f"The {split} images have changed since the run began: {'; '.join(self.changes)}."
 
@@ -199,9 +198,9 @@ class RunData:
         if began is None or split == "train" or self.is_same(split) or self.is_same("train"):
             return ""
         if split == "val" and (began.cuts_validation or self.now.cuts_validation):
-            return "they are cut from train"
+            return "the val images were split off from the training images"
         if split not in began.digests:
-            return "there were none when it began"
+            return f"the data had no {split} images when the run began"
         return "some may have been moved there from train" if began.may_have_moved(self.now, split) else ""
 
     def is_same(self, split: str) -> bool:
@@ -223,7 +222,7 @@ def load_run_data(plan: Plan) -> RunData:
     After changes, held-out images that cannot be told from training images by their split are found by their record.
     """
     if (kept := plan.paths.get("data")) and not os.path.exists(os.path.expanduser(plan.located("data"))):
-        why = f"it began with {plan.run.data}, which is expected here, relative to the run folder"
+        why = f"the run was trained on {plan.run.data}, which vitral looks for relative to the run folder"
         moved = f"vitral {command_of(plan.run.recipe)} PATH --out {shlex.quote(plan.run.out or 'RUN')} --resume"
         hint = f"restore them, or give other images as DATA; if they have moved: {moved}"
         raise DataError("the run's own images are missing", where=kept, why=why, hint=hint)

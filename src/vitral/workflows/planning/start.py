@@ -119,7 +119,7 @@ def _unlike(own: BuiltIn, stats: DatasetStats, machine: Machine) -> str:
     if own.colors_only and stats.channels == 1:
         return "the images are gray, such as scans or digits, and the built-in model was trained on photographs"
     if _has_gpu(machine) and own.most_on_gpu is not None and stats.images >= own.most_on_gpu:
-        return f"a GPU trains a larger network on {stats.images:,} images"
+        return f"with {stats.images:,} images and a GPU, vitral trains a larger network from random weights"
     return ""
 
 

@@ -41,7 +41,7 @@ def keep_features(draft: Draft) -> Draft:
     room = "" if size < DISK_SHARE * free else f"{memory_size(size)} needed, {memory_size(free)} free in {cache.folder}"
     why = "ranks on several machines have no common cache" if current().machines > 1 else room
     if not why:
-        where = f"of {count(views, 'crop')} of each image, once: {memory_size(size)} in {cache.folder}"
+        where = f"computed once for {count(views, 'crop')} of each image: {memory_size(size)} in {cache.folder}"
         return draft.change(Choice(NAME, f"{width:,}, kept", where))
     if draft.given.get("teacher_views"):
         raise UsageError("the teacher's features cannot be kept", why=why, hint="--teacher-views 0")

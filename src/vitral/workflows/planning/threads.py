@@ -35,7 +35,8 @@ def choose_threads(job: Job) -> Job:
         return job
     if job.run.threads is not None:
         if job.run.threads > cores():
-            raise UsageError(f"--threads {job.run.threads} is not from 1 to {cores()}, the cores of this process")
+            why = "this process may use no more cores"
+            raise UsageError(f"--threads must be from 1 to {cores()}, not {job.run.threads}", why=why)
         return job
     most = torch.get_num_threads()
     if "batch_size" in UNSUPPORTED.get(job.run.recipe, ()):  # fitted in closed form, without steps
