@@ -155,7 +155,7 @@ class Planned(Described):
         )
 
     def described(self) -> Mapping[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         run = self.run
         return {"model": run.model, "data": run.data, "recipe": run.recipe, "epochs": f"{run.epochs} epochs"}
 
