@@ -103,7 +103,7 @@ class LabelsEvaluation(Measured):
         rows.add_row("mAP", f"{self.mean_average_precision:.2%}", "mean average precision of the labels, no threshold")
         rows.add_row("macro F1", f"{self.macro_f1:.2%}", "mean over labels, at their thresholds")
         rows.add_row("micro F1", f"{self.micro_f1:.2%}", "all decisions together")
-        rows.add_row("accuracy", f"{self.jaccard:.2%}", "Jaccard index of true and predicted labels, averaged over images")
+        rows.add_row("accuracy", f"{self.jaccard:.2%}", "Jaccard index of true and predicted labels, mean over images")
         interval = f"95% interval {low:.2%} to {high:.2%}, {self.counted()}"
         rows.add_row("exact sets", f"{self.exact_match:.2%}", interval)
         if self.widened:

@@ -118,7 +118,7 @@ class Preprocessing:
 
     @property
     def native(self) -> bool:
-        """True if images keep their own sizes. `geometry` returns padded canvases, and `own_sizes` removes the padding."""
+        """True if images keep their own sizes: `geometry` returns padded canvases, `own_sizes` removes the padding."""
         return self.resize == "native"
 
     @property
@@ -145,8 +145,8 @@ class Preprocessing:
     def geometry(self, pixels: np.ndarray | Tensor) -> Tensor:
         """Resize and crop uint8 (H, W, C) of any size to uint8 (C, height, width) of `image_size`.
 
-        With `resize="native"`, the image keeps its own size. It is returned in the corner of a canvas of `image_size` with
-        one more row, which stores height and width of the image (`vitral.data.images.canvas`).
+        With `resize="native"`, the image keeps its own size. It is returned in the corner of a canvas of `image_size`
+        with one more row, which stores height and width of the image (`vitral.data.images.canvas`).
         """
         image = channels_first(pixels)
         if self.native:

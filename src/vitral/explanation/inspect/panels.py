@@ -278,8 +278,8 @@ def _distance(found: AttentionDistance) -> Panel:
         f" patch to the patches that it attends to, over all patches of {found.images} images. Here heads lie between"
         f" {near:.1f} and {far:.1f} pixels. The dashed lines are for comparison: uniform attention to all patches"
         f" ({found.uniform:.1f} pixels), and only to a patch and its neighbors ({found.local:.1f} pixels). A head that"
-        " attends only to its own patch is at 0. Dots spread from low to high in the first layers mean that some heads work"
-        f" locally, as a convolution would, while others see the whole image at once. {kept}."
+        " attends only to its own patch is at 0. Dots spread from low to high in the first layers mean that some heads"
+        f" work locally, as a convolution would, while others see the whole image at once. {kept}."
     )
     return Panel("distance", "Attention distance", caption, lambda t: drawing.distance(found, t))
 
@@ -288,8 +288,8 @@ def _entropy(found: AttentionDistance) -> Panel:
     share = found.entropy_share
     caption = (
         "How widely heads spread their attention, regardless of distance. 0 means all weight on one patch. The upper"
-        f" dashed line (ln {found.keys} = {np.log(found.keys):.2f} nats) is uniform attention. Heads use {np.nanmin(share):.0%} to"
-        f" {np.nanmax(share):.0%} of that range here. A head with a long distance and low entropy attends to a"
+        f" dashed line (ln {found.keys} = {np.log(found.keys):.2f} nats) is uniform attention. Heads use"
+        f" {np.nanmin(share):.0%} to {np.nanmax(share):.0%} of that range here. A head with a long distance and low entropy attends to a"
         " few distant patches. A head with a long distance and high entropy averages the image."
     )
     return Panel("entropy", "Attention entropy", caption, lambda t: drawing.entropy(found, t))

@@ -50,8 +50,8 @@ def _figures(measured: NumbersEvaluation, values: np.ndarray, images: Split) -> 
     for k, score in enumerate(measured.per_number):
         plots += [draw(score, values[:, k], images.labels[:, k], k) for draw in (scatter, residuals)]
     note = (
-        "For a perfect network, all points lie on the diagonal, and all errors on the line at 0. Errors along a slope mean "
-        "that large and small numbers are systematically wrong."
+        "For a perfect network, all points lie on the diagonal, and all errors on the line at 0. Errors along a slope "
+        "mean that large and small numbers are systematically wrong."
     )
     return Section("errors", "Predicted and true", note, plots=plots)
 
