@@ -195,7 +195,7 @@ class Evaluation(Measured):
 
     @property
     def one_answer(self) -> str | None:
-        """The predicted class if all images of several classes get the same one; otherwise None."""
+        """The predicted class, if all images get the same one although they are of several classes; otherwise None."""
         predicted = np.flatnonzero(self.confusion.sum(axis=0))
         return self.classes[predicted[0]] if len(predicted) == 1 and not self.one_class else None
 

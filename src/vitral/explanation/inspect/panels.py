@@ -289,8 +289,8 @@ def _entropy(found: AttentionDistance) -> Panel:
     caption = (
         "How widely heads spread their attention, regardless of distance. 0 means all weight on one patch. The upper"
         f" dashed line (ln {found.keys} = {np.log(found.keys):.2f} nats) is uniform attention. Heads use"
-        f" {np.nanmin(share):.0%} to {np.nanmax(share):.0%} of that range here. A head with a long distance and low entropy attends to a"
-        " few distant patches. A head with a long distance and high entropy averages the image."
+        f" {np.nanmin(share):.0%} to {np.nanmax(share):.0%} of that range here. A head with a long distance and low"
+        " entropy attends to a few distant patches. A head with a long distance and high entropy averages the image."
     )
     return Panel("entropy", "Attention entropy", caption, lambda t: drawing.entropy(found, t))
 
