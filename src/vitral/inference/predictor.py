@@ -140,7 +140,7 @@ class Predictor(Described):
 
     @property
     def network(self) -> Network:
-        """The module, for reading only. Unlike reading `model`, this keeps calls fast, so do not change the module."""
+        """The module, for reading only: do not change it. Unlike `model`, reading it makes no later call slower."""
         return self.held.network
 
     def _choose_engine(self) -> None:

@@ -186,8 +186,8 @@ def save(
         model: A network of vitral, timm, torchvision or transformers.
         path: The new file, such as `pets.safetensors`, or a new folder.
         classes: Names of the outputs, in their order.
-        preprocessing: How images were prepared in training (default: as usual in the network's
-            library, at the network's image size).
+        preprocessing: How images were prepared in training (default: the usual preprocessing of the
+            network's library, at its image size).
 
     Returns:
         The file.
