@@ -114,7 +114,8 @@ class Evaluated:
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings for the command line; for training images, with the command to evaluate on others."""
-        other = f" To measure on held-out images: vitral evaluate {shlex.quote(self.predictor.source)}"
+        run = shlex.quote(self.predictor.source)
+        other = f" To measure on held-out images, if the run has any: vitral evaluate {run}"
         caution = self.caution + other * (self.caution == CAUTION["train"])
         return tuple(filter(None, (left_out(self.unreadable), self.changed, caution)))
 
