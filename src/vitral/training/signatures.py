@@ -83,15 +83,19 @@ _IN_PYTHON = {"minutes": "time limit of training and validation; vitral plans as
 """Option → its meaning for functions, if it differs from the one for commands, which also count all other time."""
 
 
-def with_listing(function: F, without: Container[str] = ()) -> F:
+def with_listing(without: Container[str] = ()) -> Callable[[F], F]:
     """Append the options of its signature to the docstring of a function, in groups, each with type and meaning.
 
-    Options `without` effect are left out.
+    Options in `without`, which the function accepts but never reads, are left out.
     """
-    about = inspect.cleandoc(function.__doc__ or "")
-    lines = "\n".join(_lines([name for name in inspect.signature(function).parameters if name not in without]))
-    function.__doc__ = f"{about}\n\nOptions; the plan chooses those that are left out or None.\n{lines}\n"
-    return function
+
+    def listed(function: F) -> F:
+        about = inspect.cleandoc(function.__doc__ or "")
+        lines = "\n".join(_lines([name for name in inspect.signature(function).parameters if name not in without]))
+        function.__doc__ = f"{about}\n\nOptions; the plan chooses those that are left out or None.\n{lines}\n"
+        return function
+
+    return listed
 
 
 def _lines(names: Container[str]) -> Iterator[str]:

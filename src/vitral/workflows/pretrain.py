@@ -19,7 +19,7 @@ from vitral.workflows.running.trained import TrainedRun
 from vitral.workflows.train import folder_of, no_data, train
 
 
-@partial(with_listing, without=(*LABEL_OPTIONS, *UNSUPPORTED))
+@with_listing(without=(*LABEL_OPTIONS, *UNSUPPORTED))
 @partial(checked, but=("callbacks", "data"), options=PRETRAIN_OPTIONS)
 def pretrain(
     data: str | Path | DataSet | Examples | None = None,
