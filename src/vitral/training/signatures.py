@@ -86,7 +86,7 @@ _IN_PYTHON = {"minutes": "time limit of training and validation; vitral plans as
 def with_listing(without: Container[str] = ()) -> Callable[[F], F]:
     """Append the options of its signature to the docstring of a function, in groups, each with type and meaning.
 
-    Options in `without`, which the function accepts but never reads, are left out.
+    Options in `without`, which the function does not support, are left out.
     """
 
     def listed(function: F) -> F:
