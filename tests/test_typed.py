@@ -14,6 +14,8 @@ import pytest
 from tools.write_stub import STUB, stub
 
 import vitral
+from vitral.recipes.pretrain import UNSUPPORTED
+from vitral.training.options import LABEL_OPTIONS
 
 ROOT = Path(__file__).parents[1]
 
@@ -96,6 +98,16 @@ def test_the_docstring_lists_every_option_with_its_type():
     assert '- `schedule` (Literal["cosine", "linear", "constant"]): decay of the learning rate' in text
     assert text.index("\nTraining:\n") < text.index("- `lr` (float)") < text.index("\nExecution:\n")
     assert "--lr" not in text
+    assert "- `minutes` (float): time limit of training and validation" in text  # a command counts all other time, too
+
+
+def test_the_docstring_of_pretrain_lists_only_what_it_reads():
+    text = vitral.pretrain.__doc__
+    assert "\n- `mask` (" in text
+    assert not [name for name in (*LABEL_OPTIONS, *UNSUPPORTED) if f"\n- `{name}` (" in text]
+    assert "\nTask:\n" not in text
+    assert "`transform`: augment" in text
+    assert "`sampler`" not in text
 
 
 def test_only_public_names_are_listed():

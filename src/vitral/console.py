@@ -86,7 +86,7 @@ class Described:
     """A class whose objects are a line at the Python prompt, not all their arrays, and a table in notebooks."""
 
     def described(self) -> Mapping[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

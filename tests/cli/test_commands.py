@@ -102,7 +102,7 @@ def test_evaluating_on_training_images_is_reported(capsys, trained):
         notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
         assert [line.startswith(str(expected)) for line in notes] == [True] * bool(expected)
         page = Path("page.html").read_text("utf-8")
-        assert all(line.removeprefix("note: ").split(" On others")[0] in page for line in notes)
+        assert all(line.removeprefix("note: ").split(" To measure on held-out images")[0] in page for line in notes)
 
 
 def test_data_without_splits_are_not_training_images(capsys, trained):

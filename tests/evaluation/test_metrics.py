@@ -220,6 +220,6 @@ def test_table_shows_the_worst_and_takes_no_markup_from_names():
     names = ["[red]x[/red]" if k == 3 else name for k, name in enumerate(names)] + ["[/nothing]\x1b[2J"]
     text = printed(measure(probabilities, labels, names), worst=8)
     assert "[red]x[/red]" in text
-    assert "without images (1): [/nothing]�[2J" in text
+    assert "Not measured: 1 class without images ([/nothing]�[2J)" in text
     assert "\x1b" not in text
     assert "The 2 worst of 8 classes" in printed(measure(probabilities, labels, names), worst=2)

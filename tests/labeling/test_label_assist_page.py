@@ -193,7 +193,7 @@ def test_a_run_is_trained_from_the_page_and_predicts(
     page.get_by_role("spinbutton", name="Minutes").fill("0.3")
     page.get_by_role("button", name="Plan").click()
     page.get_by_role("button", name="Start").wait_for()
-    assert page.locator("#teach-text").inner_text() == "The plan for 0.3 minutes. Start trains by it."
+    assert page.locator("#teach-text").inner_text() == "This is the plan for 0.3 minutes. Press Start to train with it."
     assert page.locator("#teach-choices tbody th").first.inner_text() == "model"
     page.get_by_role("spinbutton", name="Minutes").fill("0.4")
     assert not page.get_by_role("button", name="Start").is_visible(), "the plan is of other minutes"

@@ -156,7 +156,7 @@ def test_trials_are_ordinary_runs_chosen_on_validation_images(finished):
         assert (best.accuracy or 0) >= (one.accuracy or 0)
     result = RunFolder(place.cell(best.cell)).read_result()
     assert results.to_json()["winner"]["test"]["accuracy"] == result["test_accuracy"]
-    assert "On the 10 test images, which chose nothing" in " ".join(conclusions(results))
+    assert "On the 10 test images, which were not used for any choice" in " ".join(conclusions(results))
 
 
 def test_a_finished_search_redoes_nothing_and_may_have_more_trials(finished, data, tmp_path):
@@ -322,7 +322,7 @@ def test_the_command_tunes_and_names_the_winner(data, tmp_path, capsys):
     text, err = printed(capsys, "tune", str(data), "--trials", "2", "--set", *words, "--out", out)
     assert "tuning lr: 0.00066..0.0165 (the plan: 0.0033)" in err
     assert re.search(r"^trial\s+lr\s+augment\s+validation accuracy", text, re.MULTILINE)
-    assert "which chose nothing" in text
+    assert "which were not used for any choice" in text
     command = re.search(r"^  vitral train .*$", err, re.MULTILINE)
     assert command
     assert "--lr " in command[0]

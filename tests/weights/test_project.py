@@ -138,7 +138,7 @@ REFUSED: dict[str, Change] = {
     "it lacks labels": lambda header, tensors: tensors.pop("labels"),
     "2 names for 6 images": _set("names", ["a", "b"]),
     "its names of images are not a list of texts": _set("names", [1] * 6),
-    "its thumbnails do not fill their bytes": _thumbnails([2, 4, 6, 8, 10, 12]),
+    "the lengths of its thumbnails are wrong": _thumbnails([2, 4, 6, 8, 10, 12]),
     "it lacks looks": lambda header, tensors: tensors.update(thumbnails=_zeros(0), thumbnail_ends=_zeros(6)),
     "6,155 bytes of looks for 6 images": _thumbnails([2, 4, 6, 8, 9, 10], looks=6155),
     "5 thumbnail_ends for 6 images": _thumbnails([2, 4, 6, 8, 10]),
@@ -167,7 +167,7 @@ def test_a_head_of_another_width_is_refused(tmp_path):
 def test_thumbnails_whose_ends_fall_are_refused(ends, tmp_path):
     header, tensors = projects.parts()
     _thumbnails(ends)(header, tensors)
-    with pytest.raises(WeightsError, match="its thumbnails do not fill their bytes"):
+    with pytest.raises(WeightsError, match="the lengths of its thumbnails are wrong"):
         vitral.load(projects.write(tmp_path / "p.safetensors", header, tensors))
 
 

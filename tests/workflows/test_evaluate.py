@@ -192,7 +192,7 @@ def test_the_page_contains_its_command(trained, sky, tmp_path, capsys):
     command = f"vitral evaluate {trained.folder} {sky} --precision fp32 --tta shifts --report {page}"
     written = page.read_text("utf-8")
     assert command in written
-    assert "Heat maps are of the single image" in written
+    assert "Heat maps explain each image itself" in written
     page.unlink()
     capsys.readouterr()
     assert main(command.split()[1:]) == 0

@@ -61,7 +61,7 @@ def test_a_routing_method_has_one_map_whatever_the_class(monkeypatch):
     monkeypatch.setattr("vitral.explanation.methods.select.DEFAULT", "rollout")
     found = draw_figures(predictor(), WRONG[:1], SPLIT, flops=1000)
     assert [label for label, *_ in found.explained[0].maps] == ["cat"]
-    assert "not why this class" in found.explained_note
+    assert "not why the class" in found.explained_note
 
 
 @pytest.mark.parametrize(("flops", "explained", "reported"), [(3e10, 4, "most confident"), (1e12, 0, "no heat maps")])

@@ -93,8 +93,9 @@ def label(
 def _export(folder: str, init: str, classes: tuple[str, ...], runtime: str | None, overwrite: bool) -> int:
     """Write the page on which visitors teach."""
     from vitral.export.teach import export_teaching
-    from vitral.export.web import opening, publishing
+    from vitral.export.web import publishing
     from vitral.labeling.state import check_class
+    from vitral.web import serving_command
 
     for name in classes:
         check_class(name)
@@ -102,7 +103,7 @@ def _export(folder: str, init: str, classes: tuple[str, ...], runtime: str | Non
     difference = export_teaching(folder, init, classes=names, runtime=runtime, overwrite=overwrite)
     say(f"Page     {folder}")
     say(f"Parity   its features differ from the model's by at most {difference:.1g} of the largest one")
-    say(f"\nNext:\n  {opening(Path(folder)).replace('python', python(), 1)}")
+    say(f"\nNext:\n  {serving_command(Path(folder)).replace('python', python(), 1)}")
     for line in publishing(Path(folder)):
         say(line)
     return 0

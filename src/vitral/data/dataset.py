@@ -208,7 +208,7 @@ class DataSet(Described):
     """Why this task was chosen, if the columns of a table determined it; otherwise empty."""
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         sizes = {name: f"{name}: {len(split):,} images" for name, split in self.splits.items()}
         return {"name": self.name, "classes": f"{len(self.classes):,} classes", **sizes}
 
@@ -262,7 +262,8 @@ class DataSet(Described):
     def with_validation(self, fraction: float | None = None, *, seed: int = 0) -> DataSet:
         """Return the data with a "val" split. If there is none, split off the same fraction of every class from train.
 
-        `fraction` is of the training images; None takes 10%, but at most 2,500 images.
+        `fraction` is of the training images. None takes 10%, or one image of every class with two or more if these are
+        more images, but never more than 2,500 images.
         """
         splits = importlib.import_module("vitral.data.splits")  # it needs this module
         cut: DataSet = splits.with_validation(self, fraction, seed)

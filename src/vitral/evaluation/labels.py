@@ -13,6 +13,7 @@ from vitral.console import table
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.intervals import Groups, Interval, count_groups, proportion_interval
 from vitral.evaluation.metrics import GROUPED, Measured, is_wider, plain_text
+from vitral.wording import count
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class LabelsEvaluation(Measured):
         rows.add_row("mAP", f"{self.mean_average_precision:.2%}", "mean average precision of the labels, no threshold")
         rows.add_row("macro F1", f"{self.macro_f1:.2%}", "mean over labels, at their thresholds")
         rows.add_row("micro F1", f"{self.micro_f1:.2%}", "all decisions together")
-        rows.add_row("accuracy", f"{self.jaccard:.2%}", "mean share of labels in common (Jaccard), of each image")
+        rows.add_row("accuracy", f"{self.jaccard:.2%}", "Jaccard index of true and predicted labels, mean over images")
         interval = f"95% interval {low:.2%} to {high:.2%}, {self.counted()}"
         rows.add_row("exact sets", f"{self.exact_match:.2%}", interval)
         if self.widened:
@@ -122,7 +123,8 @@ class LabelsEvaluation(Measured):
         console.print(rows)
         if without := [one.name for one in self.per_label if not one.images]:
             names = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")
-            console.print(plain_text(f"Not measured, without images ({len(without)}): {names}", style="dim"))
+            absent = count(len(without), "label")
+            console.print(plain_text(f"Not measured: {absent} without images ({names})", style="dim"))
 
 
 def measure_labels(

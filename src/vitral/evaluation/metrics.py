@@ -25,7 +25,7 @@ from vitral.evaluation.intervals import (
 )
 from vitral.evaluation.scores import CalibrationBin
 from vitral.frames import Rows
-from vitral.wording import in_groups
+from vitral.wording import count, in_groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ class Measured(Described):
 
     @property
     def widened(self) -> bool:
-        """True if groups make the intervals wider than for as many independent images."""
+        """True if related images (groups) make the intervals wider than they would be for independent images."""
         return self.groups < self.images
 
     def counted(self, kind: str = "image") -> str:
@@ -94,7 +94,7 @@ class Measured(Described):
         return in_groups(self.images, self.groups, kind)
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         return {"images": self.counted(), "metrics": self.headline()}
 
 
@@ -195,7 +195,7 @@ class Evaluation(Measured):
 
     @property
     def one_answer(self) -> str | None:
-        """The class predicted for all images, if they are of several classes and only one is predicted; else None."""
+        """The predicted class, if all images get the same one although they are of several classes; otherwise None."""
         predicted = np.flatnonzero(self.confusion.sum(axis=0))
         return self.classes[predicted[0]] if len(predicted) == 1 and not self.one_class else None
 
@@ -259,7 +259,8 @@ class Evaluation(Measured):
             console.print(_class_table(scored[:worst], title, recall_alone=self.one_class))
         if without := [score.name for score in self.per_class if not score.images]:
             names = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")
-            console.print(plain_text(f"Not measured, without images ({len(without)}): {names}", style="dim"))
+            absent = count(len(without), "class", "classes")
+            console.print(plain_text(f"Not measured: {absent} without images ({names})", style="dim"))
 
 
 def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str], groups: Groups = None) -> Evaluation:

@@ -266,7 +266,7 @@ def _findings(
     return findings
 
 
-_LAST = ("Weights", "The weights of the last epoch were kept: the validation images did not choose an epoch.")
+_LAST = ("Weights", "The weights of the last epoch were kept. No best epoch was chosen on the validation images.")
 
 
 def _confidence_in_words(evaluation: Evaluation) -> str:

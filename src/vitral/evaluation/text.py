@@ -81,7 +81,7 @@ class TextEvaluation(Measured):
             rows.add_row("", "", GROUPED)
         rows.add_row("character errors", f"{self.cer:.2%}", _interval(self.cer_interval))
         rows.add_row("word errors", f"{self.wer:.2%}", _interval(self.wer_interval))
-        rows.add_row("confidence", f"{self.confidence:.2%}", "mean; of a calibrated network as high as exact lines")
+        rows.add_row("confidence", f"{self.confidence:.2%}", "mean over lines; if calibrated, equal to exact lines")
         console.print(rows)
 
 

@@ -61,7 +61,8 @@ def explain(
         images: One or many: paths, encoded files, PIL images, or uint8 pixels. A module of your own takes standardized
             tensors (B, C, H, W) or (C, H, W).
         target: A class by name or number, several of them, or None for the predicted class.
-        method: Name of the method (default: the best one for the network; `vitral explain --help` lists them).
+        method: Name of the method, such as `fullgrad+`, `legrad`, or `rise` (docs/explain-methods.md lists all).
+            The default for a ViT is `fullgrad+`, the best of the fast methods, otherwise one that needs no attention.
         batch_size: Images that are computed together.
         check: Measure how faithful each map is (`checks` of the map). This takes (40 + 3 · targets) · 26 forward passes
             per image: 1,118 for one target.

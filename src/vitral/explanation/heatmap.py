@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heatmap(Attribution):
-    """Attribution map of one image, one class and one method, which draws itself.
+    """Attribution map of one image for one class by one method. `save`, `overlay` and `figure` draw it.
 
     Example:
         heatmap = vitral.explain("runs/photos", "cat.jpg")[0]

@@ -111,11 +111,6 @@ def write_runtime(archive: Path, folder: Path) -> None:
     write_text(folder / "LICENSE.txt", web.text("onnxruntime-license.txt").format(version=PACKAGE.version))
 
 
-def opening(folder: Path) -> str:
-    """Return the command that serves the page on this machine."""
-    return f"python -m http.server --directory {shlex.quote(str(folder))}"
-
-
 def publishing(folder: Path) -> list[str]:
     """Return lines for people: how to open the page here and on a phone, and how to publish it."""
     address = _own_address()

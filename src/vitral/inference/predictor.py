@@ -140,7 +140,7 @@ class Predictor(Described):
 
     @property
     def network(self) -> Network:
-        """The same module, to look at: it must not be changed, and calls stay as fast as they are."""
+        """The module, for reading only: do not change it. Unlike `model`, reading it makes no later call slower."""
         return self.held.network
 
     def _choose_engine(self) -> None:
@@ -277,7 +277,7 @@ class Predictor(Described):
         yield from stream(images, self.prepare, lambda batch: self.features(batch, tokens, layer).numpy(), batch_size)
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         height, width = self.preprocessing.image_size
         some = ", ".join([*map(repr, self.classes[:3]), *(["…"] if len(self.classes) > 3 else [])])
         return {
@@ -290,7 +290,7 @@ class Predictor(Described):
         }
 
     def rows(self, images: Tensor) -> np.ndarray:
-        """Return a row for each prepared image, from which `output.prediction` makes its prediction."""
+        """Return one row of outputs for each prepared image. `output.prediction` turns a row into a `Prediction`."""
         logits = self.logits(images)
         values = self.output.values(logits)
         if detector := getattr(self.output, "unknown", None):
@@ -358,8 +358,11 @@ class Predictor(Described):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the engine computes in. Autocast would cast the weights again at every call; but a network of
-        another library may have parts that must stay in fp32, such as the statistics of batch norms.
+        """The dtype that the engine computes in.
+
+        vitral casts its own networks once, because autocast would cast the weights in every call. A network of another
+        library keeps its dtype and uses autocast, because some of its parts may have to stay in fp32, such as the
+        statistics of batch normalization.
         """
         own = dtype_of(self.network)
         if isinstance(self.network, Foreign):

@@ -15,6 +15,7 @@ from vitral.atomic import write_text
 from vitral.errors import UsageError
 from vitral.labeling.process import Process
 from vitral.labeling.session import Session
+from vitral.web import serving_command
 from vitral.wording import shown
 
 KINDS = ("table", "web", "onnx", "teach")
@@ -113,7 +114,5 @@ def _export(kind: str, run: Path) -> tuple[list[str], Path]:
 
 def _next(result: Path) -> str:
     """Return the command that opens a web page; "" for what a person opens otherwise."""
-    from vitral.export.web import opening
-
     is_page = (result / "index.html").is_file()
-    return opening(result) if is_page else ""
+    return serving_command(result) if is_page else ""

@@ -29,7 +29,8 @@ class ViTConfig(ConfigBase):
         patch_size: Height and width of the part of the image that a token represents; a stem does not change it.
         channels: Channels of the images.
         classes: Outputs of the head; 0 leaves the head out.
-        stem: Stages of a ResNet before the patches; (): its root alone; None: no ResNet.
+        stem: ResNet before the patches: the number of blocks in each stage. (): only its first convolution and pooling;
+            None: no ResNet.
         stem_numerics: A name in `HYBRID_NUMERICS`; timm's epsilons differ from the authors'.
         conv_stem: 3×3 convolutions before the patches, (channels, stride) of each; None: no convolutions.
         conv_pool: Max pooling instead of strides, after the first convolution.
@@ -39,7 +40,8 @@ class ViTConfig(ConfigBase):
         mlp_dim: Hidden width of each MLP.
         patch_bias: Bias of the patch projection.
         position: Kind of positions, a name in `POSITIONS`.
-        rope: Rotary positions of a kind other than DINOv3's, in place of `position` or in addition to it.
+        rope: Rotary positions with settings of their own, in addition to `position`, which may be "none". The settings
+            of `position="rotary"` are DINOv3's.
         cls_token: Add a class token.
         cls_position: The class token has a learned position too (paper; not in DeiT-III).
         dist_token: Add DeiT's distillation token and second head; logits are the mean of both heads.
@@ -63,8 +65,8 @@ class ViTConfig(ConfigBase):
         layer_scale: Initial factor γ of each branch (CaiT, DeiT-III); None: no factor.
         activation: Activation of the MLP. gelu is exact, by erf; the authors' JAX code uses gelu-tanh.
         pre_logits: A linear layer of D outputs and a tanh before the head, as at pretraining (§3.2).
-        logits_tanh: A tanh of the logits (write-up 001).
-        logit_scale: Constant factor after that tanh; at 1 the loss can barely separate classes.
+        logits_tanh: Apply tanh to the logits, as in reproduction 001 (docs/write-ups.md).
+        logit_scale: With `logits_tanh`: factor on the bounded logits. With 1, the loss can hardly separate the classes.
         dropout: Rate after positions and after every dense layer but qkv (B.1).
         attention_dropout: Dropout rate of the attention weights.
         drop_path: Stochastic depth of the last block; grows linearly from 0.

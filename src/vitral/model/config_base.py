@@ -42,7 +42,7 @@ class ConfigBase:
         return cls(**{name: _nested(value, kinds[name]) for name, value in data.items()})
 
     def check_kinds(self) -> None:
-        """Refuse a value of another type, so that a misspelled choice cannot select the wrong branch."""
+        """Raise `UsageError` if a field has the wrong type, or a text that is not one of its choices."""
         for name, kind in kinds_of(type(self)).items():  # type: ignore[arg-type]  # likewise
             value, choices = getattr(self, name), get_args(kind)
             if get_origin(kind) is Literal:

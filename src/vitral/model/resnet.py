@@ -138,7 +138,7 @@ class BiT(nn.Module):
         return self.config.features
 
     def reset_classifier(self, classes: int) -> None:
-        """Replace the head by a new one for so many classes; 0 leaves it out. Build the optimizer afterwards."""
+        """Replace the head by a new one with `classes` outputs; 0 removes the head. Build the optimizer afterwards."""
         self.config = replace(self.config, classes=classes)
         reset_head(self, "head", self.num_features, classes, self.config.head_bias_init)
 

@@ -90,7 +90,7 @@ class Summary(Described):
         return sum(layer.flops for layer in self.layers)
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         return {
             "model": self.model,
             "input": "×".join(map(str, self.input_shape)),

@@ -152,7 +152,7 @@ def _fields(methods: Iterable[str]) -> Fields:
         ),
         "target": ({"type": "string"}, "with explain, the class, label or number (default: the predicted one)"),
         "overlay": ({"type": "boolean", "default": False}, "with explain: draw the heat map over the image, as PNG"),
-        "timeout": ({"type": "number", "exclusiveMinimum": 0}, "seconds to answer in; only in the query"),
+        "timeout": ({"type": "number", "exclusiveMinimum": 0}, "time limit in seconds; only in the query string"),
     }
 
 

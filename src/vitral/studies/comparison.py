@@ -131,7 +131,7 @@ class Comparison(Described):
         return np.flatnonzero(self.contenders[index].correct & ~np.any(others, axis=0))
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         measured = {one.name: f"{one.name}: {one.evaluation.headline()}" for one in self.contenders}
         return {"images": self.counted(), **measured, "conclusion": self.conclusion()}
 
@@ -238,7 +238,7 @@ def compare(
         data: A path, a name, or data in memory, as for `vitral.load_data`. By default, each run is measured on its own
             held-out images, and the comparison uses the images on which none of the runs was trained.
         split: The split to use (default: test, otherwise val).
-        data_root: Folder of the data sets that have a name.
+        data_root: Folder for data sets that vitral downloads by name, such as `cifar10`.
         device: `auto`, `cpu`, `cuda` or `mps`.
         precision: `auto`, `bf16` or `fp32`.
         progress: Function that is called with the number of images that are done.
@@ -247,7 +247,7 @@ def compare(
         The metrics of each network, and the differences.
 
     Raises:
-        UsageError: There is only one model, or no image on which none of them was trained.
+        UsageError: Only one model is given, or no image was held out of all of them.
 
     Example:
         found = vitral.compare(["runs/photos", "runs/other"])

@@ -174,8 +174,8 @@ def _of_search(results: Results) -> Iterator[str]:
         yield "Those are the plan's own values: no other trial is better."
     if best.test is None:
         yield (
-            f"The data have no test part. The validation images chose the best of {len(results.outcomes)} trials and "
-            "its best epoch, so that its accuracy is too high by that choice; new images would show by how much."
+            f"The data have no test part. The best of {len(results.outcomes)} trials and its best epoch were chosen on "
+            "the validation images, so this accuracy is too high. Only new images can show by how much."
         )
         return
     low, high = best.test.accuracy_interval
@@ -183,7 +183,7 @@ def _of_search(results: Results) -> Iterator[str]:
     if first is not None and first is not best and first.test:
         against = f", the plan's own values {100 * first.test.accuracy:.2f}%"
     yield (
-        f"On the {best.test.counted('test image')}, which chose nothing, it reaches "
+        f"On the {best.test.counted('test image')}, which were not used for any choice, it reaches "
         f"{100 * best.test.accuracy:.2f}% ({100 * low:.1f}% to {100 * high:.1f}%){against}."
     )
 
@@ -197,7 +197,8 @@ def _of_time(results: Results) -> Iterator[str]:
 
 
 FROM_NOTHING = (
-    f"Every run starts from random weights, since trained ones do not fit every network; --set init={BACKBONE}."
+    "Every run starts from random weights, because the built-in weights fit only one network. "
+    f"To use other weights for all runs, such as the built-in ones, add --set init={BACKBONE}."
 )
 
 

@@ -79,21 +79,35 @@ PRETRAIN_OPTIONS = {name: one for name, one in OPTIONS.items() if name != "recip
 """The keywords of `vitral.pretrain`, whose method is its recipe."""
 
 
-def with_listing(function: F) -> F:
-    """Append all options of its signature to the docstring of a function, in groups, each with type and meaning."""
-    about = inspect.cleandoc(function.__doc__ or "")
-    lines = "\n".join(_lines(inspect.signature(function).parameters))
-    function.__doc__ = f"{about}\n\nOptions; the plan chooses those that are left out or None.\n{lines}\n"
-    return function
+_IN_PYTHON = {"minutes": "time limit of training and validation; vitral plans as many epochs as fit"}
+"""Option → its meaning for functions, if it differs from the one for commands, which also count all other time."""
+
+
+def with_listing(without: Container[str] = ()) -> Callable[[F], F]:
+    """Append the options of its signature to the docstring of a function, in groups, each with type and meaning.
+
+    Options in `without`, which the function does not support, are left out.
+    """
+
+    def listed(function: F) -> F:
+        about = inspect.cleandoc(function.__doc__ or "")
+        lines = "\n".join(_lines([name for name in inspect.signature(function).parameters if name not in without]))
+        function.__doc__ = f"{about}\n\nOptions; the plan chooses those that are left out or None.\n{lines}\n"
+        return function
+
+    return listed
 
 
 def _lines(names: Container[str]) -> Iterator[str]:
-    titles = {first: title for title, first in GROUPS.items()}
+    titles, title = {first: title for title, first in GROUPS.items()}, ""
     for field in dataclasses.fields(Run):
-        if field.name in titles:
-            yield f"\n{titles[field.name]}:\n"
+        title = titles.get(field.name, title)
         if field.name in OPTIONS and field.name in names:
+            if title:  # of a group that is not empty
+                yield f"\n{title}:\n"
+                title = ""
             kind = source_of(KINDS[field.name]).removesuffix(" | None")
-            yield f"- `{field.name}` ({kind}): {in_python(field.metadata['help'])}"
-    yield "\nOther words:\n"
-    yield from (f"- `{other}`: {own}" for other, own in ALSO.items())
+            about = _IN_PYTHON.get(field.name) or in_python(field.metadata["help"])
+            yield f"- `{field.name}` ({kind}): {about}"
+    yield "\nOther names of the same options:\n"
+    yield from (f"- `{other}`: {own}" for other, own in ALSO.items() if own in names)

@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 SHARED = {name: name for name in ("page.css", "page.js", "refusal.js", "overlay.js", "resize.js", "styles.js")}
 SERVER: Mapping[str, str] = {**SHARED, "source.js": "server.js"}
@@ -47,6 +49,11 @@ _POLICY = {
     "base-uri": "'none'",
     "form-action": "'none'",
 }
+
+
+def serving_command(folder: Path) -> str:
+    """Return the command that serves a folder with a page on this machine."""
+    return f"python -m http.server --directory {shlex.quote(str(folder))}"
 
 
 def policy(more: Mapping[str, str]) -> str:

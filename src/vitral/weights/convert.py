@@ -69,7 +69,7 @@ def convert(source: str | Path | nn.Module, target: str | Path, to: str, **optio
         source: A run folder, a weights file of any known format, `timm:NAME`, `hf:ORG/NAME`, or a network in memory.
         target: The new file or folder.
         to: The format: `native`, `timm`, `hf`, `torchvision`, `jax`, `mae` or `dino`.
-        options: Facts that the file lacks, and adaptations, as for `vitral.load`.
+        options: Facts that the file does not contain, and changes to the network, as for `vitral.load`.
 
     Returns:
         The load report, which lists every tensor that was read and the files that were written.
@@ -186,7 +186,8 @@ def save(
         model: A network of vitral, timm, torchvision or transformers.
         path: The new file, such as `pets.safetensors`, or a new folder.
         classes: Names of the outputs, in their order.
-        preprocessing: How images were prepared in training (default: as for the size and the library of the network).
+        preprocessing: How images were prepared in training (default: the usual preprocessing of the
+            network's library, at its image size).
 
     Returns:
         The file.

@@ -234,4 +234,4 @@ def _check_ends(ends: Tensor, total: int) -> None:
     """Raise `ValueError` unless the ends of the thumbnails rise to the number of bytes."""
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
     if int(starts[-1]) != total or bool((starts.diff() < 0).any()):
-        raise ValueError("its thumbnails do not fill their bytes")
+        raise ValueError("the lengths of its thumbnails are wrong")

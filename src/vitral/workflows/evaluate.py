@@ -84,7 +84,7 @@ class Comparison:
         )
 
 
-_PLAIN_MAPS = "Heat maps are of the single image."
+_PLAIN_MAPS = "Heat maps explain each image itself, not the average over its views."
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,8 @@ class Evaluated:
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings for the command line; for training images, with the command to evaluate on others."""
-        other = f" On others: vitral evaluate {shlex.quote(self.predictor.source)}"
+        run = shlex.quote(self.predictor.source)
+        other = f" To measure on held-out images, if the run has any: vitral evaluate {run}"
         caution = self.caution + other * (self.caution == CAUTION["train"])
         return tuple(filter(None, (left_out(self.unreadable), self.changed, caution)))
 
@@ -171,7 +172,7 @@ def evaluate(
         model: A run folder, a weights file, a predictor, or a network in memory.
         data: A path, a name, or data in memory, as for `vitral.load_data` (default: the data of the run).
         split: The split to use (default: test, otherwise val, otherwise all images).
-        data_root: Folder of the data sets that have a name.
+        data_root: Folder for data sets that vitral downloads by name, such as `cifar10`.
         bad_images: `error` stops at unreadable images and names them, `skip` leaves them out. A run that left images
             out leaves them out again.
         device: `auto`, `cpu`, `cuda` or `mps`.

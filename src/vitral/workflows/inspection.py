@@ -74,13 +74,13 @@ def inspect(
         prefix: As for `attention_distance`: `drop` leaves the class token and the registers out.
         components: Number of principal components of the patch embedding.
         out: Folder for `inspect.html`, `inspect.json`, and every figure as PNG and SVG.
-        data_root: Folder of the data sets that have a name.
+        data_root: Folder for data sets that vitral downloads by name, such as `cifar10`.
         device: `auto`, `cpu`, `cuda` or `mps`.
         precision: `auto`, `bf16` or `fp32`.
         progress: Function that is called with the number of images that are done.
 
     Returns:
-        The figures as numbers, which draw themselves.
+        An `Inspection`: the measurements as numbers. Its methods `figures` and `save_drawings` draw them.
 
     Raises:
         UsageError: The network has no attention, or no such layer.

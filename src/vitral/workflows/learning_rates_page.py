@@ -58,7 +58,7 @@ def in_words(test: RangeTest) -> str:
     """State the suggested rate and its rule in a sentence."""
     if test.suggested is None:
         return (
-            "No rate is suggested: the averaged loss falls nowhere before its lowest point. "
+            "No rate is suggested, because the averaged loss falls over too few steps, or not at all. "
             "More images, or a smaller --batch-size, give more to measure."
         )
     return f"Suggested: --lr {test.suggested:g}, {RULE} (the plan: {test.planned:g}; lowest at {test.lowest:.2g})."

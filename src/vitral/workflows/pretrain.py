@@ -11,13 +11,15 @@ from vitral.data.tables_in_memory import Examples, as_path
 from vitral.errors import unknown
 from vitral.kinds import checked
 from vitral.pretraining.methods import METHODS
+from vitral.recipes.pretrain import UNSUPPORTED
 from vitral.training.callbacks import Callback
+from vitral.training.options import LABEL_OPTIONS
 from vitral.training.signatures import PRETRAIN_OPTIONS, with_listing
 from vitral.workflows.running.trained import TrainedRun
 from vitral.workflows.train import folder_of, no_data, train
 
 
-@with_listing
+@with_listing(without=(*LABEL_OPTIONS, *UNSUPPORTED))
 @partial(checked, but=("callbacks", "data"), options=PRETRAIN_OPTIONS)
 def pretrain(
     data: str | Path | DataSet | Examples | None = None,

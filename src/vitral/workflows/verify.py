@@ -61,7 +61,7 @@ class Verification(Described):
         return tuple(one for one in self.files if one.state == "damaged")
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         damaged = {one.file: f"damaged: {one.file}" for one in self.damaged}
         return {"of": self.of, "files": count(len(self.files), "file"), **(damaged or {"state": "none damaged"})}
 

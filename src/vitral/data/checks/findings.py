@@ -133,7 +133,7 @@ class DataCheck(Described):
     """Pairs of classes that look like one, the most alike first."""
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         found = {heading: f"{heading}: {text}" for heading, text in self.findings()}
         return {"name": self.name, "images": count(self.images, "image"), **(found or {"findings": "no findings"})}
 

@@ -59,13 +59,14 @@ class Preprocessing:
 
     The pixels are scaled to 0..1 first. `mean` and `std` apply to these values, one number per channel.
 
-    `resize_size` (height, width) is for published recipes that state the size before the center crop: `stretch`
-    resizes to exactly that size; `crop` makes the image just cover it; `letterbox` fits it inside. Then the center of
-    `image_size` is cropped, with padding (black, or the mean for `letterbox`) if a side is too short. With
-    `resize_size`, images that already have `image_size` are resized, too; without it they are left alone. `center`
-    rounds the offset of the center crop: `round` half to even (torchvision, timm) or `floor` (Hugging Face).
+    `resize_size` (height, width) is the size before the center crop, which some published recipes state. `stretch`
+    resizes to exactly this size, `crop` covers it, and `letterbox` fits inside it. Then the center of `image_size` is
+    cropped, with padding (black, or the mean for `letterbox`) if a side is too short. With `resize_size`, images that
+    already have `image_size` are resized, too; without it they are left alone. `center` rounds the offset of the
+    center crop: `round` half to even (torchvision, timm) or `floor` (Hugging Face).
+
     `levels` are the pixel values that mean black and white, in images of floats and in gray images of 16 or 32 bits.
-    None means 0 and 65535 for integers; for floats, 0 and 1, or 0 and 255, by the values of each image.
+    None means 0 to 65535 for integers. For floats, the values of each image decide: they mean 0 to 1, or 0 to 255.
 
     Example:
         preprocessing = vitral.Preprocessing((64, 64), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -117,7 +118,7 @@ class Preprocessing:
 
     @property
     def native(self) -> bool:
-        """True if images keep their own sizes: `geometry` returns canvases, and `own_sizes` the images on them."""
+        """True if images keep their own sizes: `geometry` returns padded canvases, `own_sizes` removes the padding."""
         return self.resize == "native"
 
     @property
@@ -144,7 +145,8 @@ class Preprocessing:
     def geometry(self, pixels: np.ndarray | Tensor) -> Tensor:
         """Resize and crop uint8 (H, W, C) of any size to uint8 (C, height, width) of `image_size`.
 
-        An image of its own size is on a canvas (`vitral.data.images.canvas`), which has one row more.
+        With `resize="native"`, the image keeps its own size. It is returned in the corner of a canvas of `image_size`
+        with one more row, which stores height and width of the image (`vitral.data.images.canvas`).
         """
         image = channels_first(pixels)
         if self.native:
@@ -239,7 +241,7 @@ class Preprocessing:
         return [image[:, :height, :width] for image, (height, width) in images]
 
     def standardized(self, images: Tensor) -> Tensor:
-        """`standardize` for images of any sizes, and for canvases."""
+        """Standardize as `standardize` does, but accept canvases, too."""
         images = images.float()
         for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
             # Python numbers: copying tensors of them to a GPU would synchronize with it

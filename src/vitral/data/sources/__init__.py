@@ -77,7 +77,7 @@ def load(
             or the name of a data set such as `digits` or `cifar10`. Or data of this process: a torch Dataset of (image,
             label), a tuple of arrays (images, labels), a DataFrame with paths and labels, a Hugging Face data set, or a
             dict of these by split. A `DataSet` is returned as it is.
-        root: Folder of the data sets that have a name.
+        root: Folder for data sets that vitral downloads by name, such as `cifar10`.
         download: Download a data set that is not in `root`.
         wanted: The task and the columns to read (default: as the data state them).
         tasks: Tasks that the caller supports; data for other tasks raise an error.

@@ -48,7 +48,7 @@ def patch_filters(model: nn.Module, components: int = 28) -> PatchFilters:
     with torch.no_grad():
         if embed.hybrid:
             source, weight = _first(embed.backbone)
-            notes.append(f"a hybrid cuts patches from features: this is the {source}")
+            notes.append(f"the network reads the image through convolutions: the filters are kernels of the {source}")
         else:
             source, weight = "patch embedding", embed.proj.weight
     kernels = wide(weight.detach()).cpu().double().numpy()

@@ -69,7 +69,7 @@ class Inspection(Described):
     notes: tuple[str, ...] = ()
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         return {"name": self.name, **{name: f"{name} {value}" for name, value in self.facts.items()}}
 
     def to_json(self) -> dict[str, object]:
@@ -94,12 +94,14 @@ class Inspection(Described):
                 f" patch and its neighbors); {self.source}"
             )
             used = one.entropy_share
-            lines.append(f"entropy   {np.nanmin(used):.0%} to {np.nanmax(used):.0%} of the largest, ln {one.keys}")
+            range_used = f"{np.nanmin(used):.0%} to {np.nanmax(used):.0%}"
+            lines.append(f"entropy   the heads use {range_used} of the maximum, ln {one.keys}")
         if self.norms is not None:
             counts = dict(zip(self.norms.layers, self.norms.outliers.tolist(), strict=True))
             most = max(counts, key=lambda layer: counts[layer])
-            outliers = f"most after layer {most}, {counts[most]:,}" if counts[most] else "none"
-            lines.append(f"norms     outliers of {self.norms.norms[0].size:,} patches: {outliers}")
+            of = f"of {self.norms.norms[0].size:,} patches"
+            outliers = f"at most {counts[most]:,} {of}, after layer {most}" if counts[most] else f"none {of}"
+            lines.append(f"norms     outliers: {outliers}")
         return lines
 
     def panels(self) -> list[Panel]:
@@ -251,8 +253,8 @@ def _positions(found: PositionSimilarity) -> Panel | None:
         "sincos": "These positions are computed, not learned, so this image is the same for every network of this"
         " grid and width: neighbors are similar, and so are patches of the same row or column.",
         "rotary": "These positions rotate queries and keys instead of being added. This image is computed, and the"
-        " same for every network of this grid and head width. It shows how much of the attention score remains if"
-        " an equal key is at that position: 1 is all of it.",
+        " same for every network of this grid and head width. It compares a query with an equal key at each position,"
+        " and shows what fraction of the attention score remains: 1 means all of it.",
     }
     caption = (
         "Each small map belongs to one patch of the image, and is drawn at its place. Colors show the similarity of"
@@ -272,12 +274,12 @@ def _distance(found: AttentionDistance) -> Panel:
         "keep": "Weight on tokens other than patches counts as distance 0",
     }[found.prefix]
     caption = (
-        "How far heads look. Each dot is a head: the mean distance, in pixels, from a patch to the patches that it"
-        f" attends to, weighted by attention, over all patches of {found.images} images. Here heads lie between"
-        f" {near:.1f} and {far:.1f} pixels. The dashed lines are uniform attention to all patches"
-        f" ({found.uniform:.1f} pixels), and to a patch and its neighbors ({found.local:.1f}). A head that attends only"
-        " to its own patch is at 0. Dots spread from low to high in the first layers mean that some heads work"
-        f" locally, as a convolution would, while others see the whole image at once. {kept}."
+        "How far heads look. Each dot is one head. It shows the attention-weighted mean distance, in pixels, from a"
+        f" patch to the patches that it attends to, over all patches of {found.images} images. Here heads lie between"
+        f" {near:.1f} and {far:.1f} pixels. The dashed lines are for comparison: uniform attention to all patches"
+        f" ({found.uniform:.1f} pixels), and only to a patch and its neighbors ({found.local:.1f} pixels). A head that"
+        " attends only to its own patch is at 0. Dots spread from low to high in the first layers mean that some heads"
+        f" work locally, as a convolution would, while others see the whole image at once. {kept}."
     )
     return Panel("distance", "Attention distance", caption, lambda t: drawing.distance(found, t))
 
@@ -285,10 +287,10 @@ def _distance(found: AttentionDistance) -> Panel:
 def _entropy(found: AttentionDistance) -> Panel:
     share = found.entropy_share
     caption = (
-        "How widely heads spread their attention, at any distance: 0 is all weight on one patch, the upper dashed line"
-        f" (ln {found.keys} = {np.log(found.keys):.2f} nats) is uniform attention. Heads use {np.nanmin(share):.0%} to"
-        f" {np.nanmax(share):.0%} of that range here. A head with a long distance and low entropy attends to a"
-        " few distant patches. A head with a long distance and high entropy averages the image."
+        "How widely heads spread their attention, regardless of distance. 0 means all weight on one patch. The upper"
+        f" dashed line (ln {found.keys} = {np.log(found.keys):.2f} nats) is uniform attention. Heads use"
+        f" {np.nanmin(share):.0%} to {np.nanmax(share):.0%} of that range here. A head with a long distance and low"
+        " entropy attends to a few distant patches. A head with a long distance and high entropy averages the image."
     )
     return Panel("entropy", "Attention entropy", caption, lambda t: drawing.entropy(found, t))
 

@@ -94,7 +94,7 @@ export class Teach {
   words(run) {
     const epochs = run.epochs?.length ?? 0, seconds = Math.round(run.seconds_left ?? 0);
     if (run.state === "planning") return "vitral looks at the images and plans the training.";
-    if (run.state === "planned") return `The plan for ${run.minutes} minutes. Start trains by it.`;
+    if (run.state === "planned") return `This is the plan for ${run.minutes} minutes. Press Start to train with it.`;
     if (run.state === "running") return epochs ? `${epochs} epochs done, about ${seconds} s left.` : `Reading and timing the images, about ${seconds} s left.`;
     if (run.state === "stopping") return "The run saves itself and stops.";
     if (run.state === "stopped") return `Stopped. Go on with: ${run.next}`;

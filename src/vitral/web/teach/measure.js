@@ -10,7 +10,7 @@ export function sentence(crossed) {
   if (!images) return "Nothing is measured yet: each class needs several images.";
   const copies = groups < images ? ` (${groups.toLocaleString("en")} without near-duplicates)` : "";
   const found = `${right.toLocaleString("en")} of ${counted(images, "image")}${copies}`;
-  if (accuracy === undefined || !interval) return `${found} are predicted correctly from the others: too few to say how accurate it is. Add more images: ${FOR_ADVICE} are the least.`;
+  if (accuracy === undefined || !interval) return `${found} are predicted correctly, each from the others. That is too few to say how accurate it is: at least ${FOR_ADVICE} images are needed.`;
   const [low, high] = interval;
   return `${percent(accuracy)} correct: ${found}, each predicted from the others (cross-validation). The accuracy on new images of this kind is probably from ${percent(low)} to ${percent(high)}.`;
 }

@@ -96,7 +96,7 @@ export function read(bytes, model) {
   if (!lists.every((one) => one instanceof Int32Array && one.length === count)) throw new Error("it does not have a label and a group for each image");
   if (!Array.isArray(names) || names.length !== count || !names.every((one) => typeof one === "string")) throw new Error("it does not have a name for each image");
   if (!labels.data.every((/** @type {number} */ label) => label >= 0 && label < classes.length)) throw new Error("it has labels of no class");
-  if (looks && !(looks.data instanceof Uint8Array && looks.data.length === count * LENGTH)) throw new Error("it does not have a look for each image");
+  if (looks && !(looks.data instanceof Uint8Array && looks.data.length === count * LENGTH)) throw new Error("it does not have a perceptual hash for each image");
   const small = ends ? slices(thumbnails?.data, ends.data) : [];
   const images = names.map((/** @type {string} */ name, /** @type {number} */ i) => ({
     id: i + 1,
@@ -134,25 +134,25 @@ function classesOf(names) {
 function slices(bytes, ends) {
   let before = 0;
   const rises = ends.every((end) => end >= before && ((before = end), true));
-  if (!(bytes instanceof Uint8Array) || !rises || before !== bytes.length) throw new Error("its thumbnails do not fill their bytes");
+  if (!(bytes instanceof Uint8Array) || !rises || before !== bytes.length) throw new Error("the lengths of its thumbnails are wrong");
   return Array.from(ends, (end, i) => bytes.slice(i ? ends[i - 1] : 0, end));
 }
 
 /** @param {Uint8Array} bytes @returns {{ description: any, tensors: Record<string, any> }} */
 function unpacked(bytes) {
   if (bytes.length > MOST_BYTES) throw new Error(`it has more than ${MOST_BYTES / 2 ** 20} MiB`);
-  if (bytes.length < 8) throw new Error("it is no project of this page");
+  if (bytes.length < 8) throw new Error("it is not a project of this page");
   const length = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
-  if (length > LONGEST_HEADER || 8 + length > bytes.length) throw new Error("it is no project of this page, or it was cut short");
+  if (length > LONGEST_HEADER || 8 + length > bytes.length) throw new Error("it is not a project of this page, or it was cut short");
   let header;
   let description;
   try {
     header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(8, 8 + length)));
     description = JSON.parse(header.__metadata__.vitral_project);
   } catch {
-    throw new Error("it is no project of this page");
+    throw new Error("it is not a project of this page");
   }
-  if (typeof description !== "object" || description === null) throw new Error("it is no project of this page");
+  if (typeof description !== "object" || description === null) throw new Error("it is not a project of this page");
   delete header.__metadata__;
   const tensors = Object.fromEntries(Object.entries(header).map(([name, entry]) => [name, tensor(bytes, 8 + length, entry)]));
   return { description, tensors };

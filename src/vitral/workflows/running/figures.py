@@ -94,6 +94,9 @@ def _drawn(draw: Callable[[], tuple[list[T], str]]) -> tuple[list[T], str]:
         return [], f"Could not be drawn: {what}."
 
 
+_ROUTING = "This method shows where information was routed, not why the class was predicted."
+
+
 def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float) -> tuple[list[ExplainedMistake], str]:
     """Explain as many errors as the number of forward passes allows."""
     if not mistakes:
@@ -113,7 +116,7 @@ def _mistakes(predictor: Predictor, mistakes: Sequence[Mistake], forwards: float
         seen = np.asarray(enlarged(maps[0].image, _SIDE))
         explained.append(ExplainedMistake(seen, drawn, mistake.name, mistake.label, mistake.predicted))
     colors = "Red supports the class, blue contradicts it." if signed else "Brighter parts matter more."
-    routing = " It shows where information was routed, not why this class was predicted." if method.routing else ""
+    routing = f" {_ROUTING}" if method.routing else ""
     note = f"Heat maps of the most confident errors, computed with {method.title}.{routing} {colors}"
     return explained, note
 

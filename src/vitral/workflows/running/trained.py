@@ -46,7 +46,7 @@ class Report:
 class TrainedRun(Described):
     """A finished run: its folder, and `result` as in result.json.
 
-    It is accepted wherever the path of its folder is, as in `vitral.evaluate(run)`.
+    You can pass it wherever vitral expects the path of a run folder, as in `vitral.evaluate(run)`.
 
     Example:
         run = vitral.runs("runs")["photos"]
@@ -112,7 +112,7 @@ class TrainedRun(Described):
         return Report(path)
 
     def described(self) -> dict[str, str]:
-        """Name → value of the facts to show."""
+        """Return the facts that `repr` and notebooks show, as a dict from name to text."""
         about = {name: str(self.result[name]) for name in ("model", "data") if name in self.result}
         return {"folder": repr(str(self.folder)), **about, **self.measured()}
 

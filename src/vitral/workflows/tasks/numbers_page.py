@@ -50,7 +50,8 @@ def _figures(measured: NumbersEvaluation, values: np.ndarray, images: Split) -> 
     for k, score in enumerate(measured.per_number):
         plots += [draw(score, values[:, k], images.labels[:, k], k) for draw in (scatter, residuals)]
     note = (
-        "A perfect network is on the diagonal and its errors on the line at 0; a slope means that extremes are missed."
+        "For a perfect network, all points lie on the diagonal, and all errors on the line at 0. Errors along a slope "
+        "mean that large and small numbers are systematically wrong."
     )
     return Section("errors", "Predicted and true", note, plots=plots)
 
