@@ -180,7 +180,7 @@ def test_every_command_takes_a_folder_of_hugging_face(make_images, tmp_path, cap
     printed(capsys, "inspect", str(folder), "--data", str(photos), "--images", "2", "--out", str(tmp_path / "inside"))
     printed(capsys, "summary", str(folder))
     plan = as_json(capsys, "train", str(photos), "--init", str(folder), "--plan-only")
-    assert "the head keeps 2 of its 2 rows" in json.dumps(plan)
+    assert "the head already knows 2 of your 2 classes" in json.dumps(plan)
 
 
 @pytest.mark.parametrize("classes", [0, 1])

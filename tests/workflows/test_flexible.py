@@ -142,7 +142,7 @@ def test_stopped_and_resumed_is_bit_identical(shades, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"patch_sizes": (8, 5)}, "no whole patches of 5"),
+        ({"patch_sizes": (8, 5)}, "cannot be divided into patches of 5 pixels"),
         ({"model": "C+mu/4"}, r"C\+mu/4"),
         ({"compile": True}, "--compile"),
         ({"checkpointing": True}, "--checkpointing"),

@@ -88,7 +88,7 @@ def test_a_batch_that_does_not_fit_is_split(memory, make_images: MakeImages):
     assert value == f"{parts.run.accumulate} × {parts.run.batch_size}"
     assert f"{whole.run.batch_size} images need about" in why
     assert "and 200 MiB are available" in why
-    assert f"{whole.run.step_batch} images per step in micro-batches" in why
+    assert f"{whole.run.step_batch} images per step, in micro-batches" in why
     assert "norms" not in why
     same = {"batch_size", "accumulate"}
     assert {f.name for f in dataclasses.fields(Run) if getattr(whole.run, f.name) != getattr(parts.run, f.name)} == same

@@ -55,7 +55,8 @@ def _rows(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
     """Lay out two columns; a left part that is too long for its column gets a separate line."""
     width = min(shutil.get_terminal_size().columns, _WIDTH)
     for left, right in rows:
-        lines = textwrap.wrap(right, max(width - _COLUMN, 20), break_on_hyphens=False)
+        # Before a word that is longer than a line, textwrap leaves a space at the end.
+        lines = [line.rstrip() for line in textwrap.wrap(right, max(width - _COLUMN, 20), break_on_hyphens=False)]
         if len(left) + 4 > _COLUMN:
             lines.insert(0, "")
         yield Text.assemble((f"  {left}".ljust(_COLUMN if lines[0] else 0), "bold"), lines[0])
