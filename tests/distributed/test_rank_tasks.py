@@ -105,8 +105,8 @@ def test_each_packed_image_has_numbers_of_its_own():
 @pytest.mark.parametrize(
     ("name", "more", "why"),
     [
-        ("packed", ["--strategy", "fsdp"], "compute parts of the network"),
-        ("patch sizes", ["--strategy", "fsdp"], "compute parts of the network"),
+        ("packed", ["--strategy", "fsdp"], "does not use all parts of the network"),
+        ("patch sizes", ["--strategy", "fsdp"], "does not use all parts of the network"),
         ("packed", ["--dropout", "0.1"], "dropout acts on packed sequences"),
         ("text, dropout", ["--strategy", "fsdp"], "not tested with a decoder of text"),
     ],
