@@ -236,7 +236,7 @@ def test_names_are_given_to_a_network_in_memory():
 
 def test_names_of_a_file_are_its_own(tmp_path):
     vitral.convert(built("vit"), tmp_path / "a.safetensors", to="native")
-    with pytest.raises(UsageError, match="state the names of their classes"):
+    with pytest.raises(UsageError, match="already contain the names of their classes"):
         vitral.load(tmp_path / "a.safetensors", classes=list("edcba"))
 
 

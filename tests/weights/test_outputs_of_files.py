@@ -98,9 +98,9 @@ def test_names_of_a_file_and_refusals(make_images, tmp_path, capsys):
 
 def test_own_weights_and_networks_in_memory_state_all(trained):
     for source in (trained.folder, vitral.load(trained.folder).model):
-        with pytest.raises(UsageError, match="state the names of their classes"):
+        with pytest.raises(UsageError, match="already contain the names of their classes"):
             read(source, class_order="text")
-        with pytest.raises(UsageError, match="these weights are of one network"):
+        with pytest.raises(UsageError, match="the file contains one network"):
             read(source, weights_key="teacher")
 
 

@@ -88,7 +88,7 @@ def test_precision_depends_on_the_width(drafted):
 
 def test_whitening_without_a_stem_is_refused(drafted):
     before = drafted("whiten", model="S/16", whiten=True)
-    with pytest.raises(UsageError, match="no layer to whiten"):
+    with pytest.raises(UsageError, match="cannot whiten the first layer"):
         plan_compute.whiten(before)
 
 

@@ -281,7 +281,7 @@ def test_classes_without_training_images_are_in_the_plan(make_images):
     options = {"data": str(data), "model": "mu/4", "image_size": 8, "train_share": 0.05}
     (line,) = [one for one in planning.plan_run(options).plan.choices if one.name == "classes"]
     assert line.value == "WARNING: 2 of 3 without images"
-    assert line.reason == "no training image of b, c: a larger --train-share, or --stratified"
+    assert line.reason == "no training image of b, c: use a larger --train-share, or add --stratified"
     whole = planning.plan_run({**options, "train_share": 1.0}).plan.choices
     assert "classes" not in {one.name for one in whole}
 

@@ -54,7 +54,7 @@ def bind(host: str, port: int, options: str = "--host or --port") -> socket.sock
 
 
 def _refused(where: str, error: OSError, options: str) -> VitralError:
-    hint = f"choose another {options}; port 0 takes a free one"
+    hint = f"choose another {options}; with port 0, the system chooses a free one"
     return VitralError("cannot listen", where=where, why=error.strerror, hint=hint)
 
 

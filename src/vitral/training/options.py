@@ -433,9 +433,9 @@ def _plain(name: str, value: Any) -> Any:
     if name in OWN_PARTS and (callable(value) or isinstance(value, Sampler)):
         return name_of(name, value)
     if isinstance(value, Optimizer):
-        why = "a run makes its network, and then the optimizer of its parameters"
+        why = "vitral creates the optimizer itself, after the network"
         hint = "optimizer=torch.optim.SGD, or lambda groups: torch.optim.SGD(groups, lr=0.1)"
-        raise UsageError(f"{flag(name)} is made already", why=why, hint=hint)
+        raise UsageError(f"{flag(name)} must be a class or a function, not an optimizer", why=why, hint=hint)
     if isinstance(value, np.ndarray | Tensor):
         return _plain(name, value.tolist())
     if isinstance(value, list):

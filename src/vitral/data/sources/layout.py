@@ -54,7 +54,7 @@ def _refusal(files: Files) -> DataError:
     images = [path for path in files.paths if is_image(path)]
     if not images:
         why = f"{len(files.paths):,} files: {count_extensions(files.paths)}"
-        hint = f"{READ} are read, from folders named after the classes"
+        hint = f"put images ({READ}) into one folder per class: DATA/cat/1.jpg"
         return DataError("no images", where=files.where, why=why, hint=hint)
     return NoLabelsError(
         "images without class folders",

@@ -52,7 +52,7 @@ def check_norms(draft: Draft) -> Draft:
     run, config = draft.run, draft.config
     one = 1 in (run.batch_size, draft.images % run.batch_size)
     if one and isinstance(config, ViTConfig) and config.conv_stem and config.grid == (1, 1):
-        why = "the stem reduces it to one token, and its batch norms need more than one value"
+        why = "the stem reduces the image to one token, but batch normalization needs more than one value"
         raise UsageError("cannot normalize a batch of one image", why=why, hint="--image-size 32")
     return draft
 
@@ -87,8 +87,8 @@ def whiten(draft: Draft) -> Draft:
         why = "a first layer that decorrelates the pixels need not be trained (arXiv 2404.00498)"
         return draft.change(Choice("first layer", "whitened", why))
     if draft.given.get("whiten"):
-        why = f"{run.init} already has a trained one" if stem else f"{run.model} has no convolutional stem"
-        raise UsageError("there is no layer to whiten", why=why, hint="leave out --whiten, or --model C+Micro/8")
+        why = f"{run.init} already contains a trained first layer" if stem else f"{run.model} has no convolutional stem"
+        raise UsageError("cannot whiten the first layer", why=why, hint="leave out --whiten, or choose a convolutional stem with --model C+Micro/8")
     return draft.change(whiten=False)
 
 

@@ -82,7 +82,7 @@ def _another_decoder(weights: Weights, decoder: DecoderConfig, given: Mapping[st
     if weights.classes != dataset.classes or tokens != (START, END, PADDING):
         return "the data have other characters"
     if decoder.length < length:
-        return f"it writes at most {decoder.length} tokens, and the texts have up to {length}"
+        return f"the one in the weights writes at most {decoder.length} tokens, and the texts have up to {length}"
     stated = [f"decoder_{name}" for name in ("dim", "depth") if given.get(f"decoder_{name}") is not None]
     other = [name for name in stated if given[name] != getattr(decoder, name.removeprefix("decoder_"))]
     return f"another {other[0].replace('_', ' ')} is requested" if other else ""

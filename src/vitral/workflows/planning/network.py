@@ -130,7 +130,7 @@ def _from_weights(draft: Draft, loaded: Loaded) -> tuple[Draft, dict[str, Any]]:
         stated, why = f"--model {given['model']}", f"its network is {model}"
         raise UsageError(f"{stated} contradicts --init {init}", why=why, hint="leave it out")
     reads_text = isinstance(loaded, InitialReader)
-    why_size = "the size of the lines, in whole patches" if reads_text else f"the size of {named}"
+    why_size = "the size of the lines, in whole patches" if reads_text else f"the input size of {named}"
     size = Choice("image size", format_value(weights.preprocessing.image_size), why_size)
     own_size = next((one for one in draft.recipe.choices if (one.name, one.value) == (size.name, size.value)), size)
     channels = weights.preprocessing.channels
@@ -156,7 +156,7 @@ def _changes_of(loaded: Loaded) -> str:
     """Describe what was changed in the weights; for the built-in model in words that need no names of tensors."""
     account = loaded.account
     if built_in(loaded.reference) and account.fresh and "resized" not in account.counts():
-        return "tensors (arrays of weights); only the last layer, the head, is new, because your classes are different"
+        return "tensors (arrays of weights); the last layer, the head, is new, because your classes are different"
     return "; ".join(account.highlights())
 
 
@@ -210,7 +210,7 @@ def read_teacher(draft: Draft) -> Draft:
     given, run = draft.given, draft.run
     teacher = draft.teacher or teacher_of(run.teacher, run, draft.dataset.classes)
     if teacher is None and (alone := [name for name in ("distill_weight", "distill_temperature") if name in given]):
-        hint = "--teacher RUN_OR_WEIGHTS, or leave it out"
+        hint = f"add --teacher RUN_OR_WEIGHTS, or leave out {flag(alone[0])}"
         raise UsageError(f"{flag(alone[0])} requires a teacher", hint=hint)
     if teacher is not None and needs_teacher(run.recipe):
         return _of_features(dataclasses.replace(draft, teacher=teacher), teacher)

@@ -57,7 +57,7 @@ def pack_images(draft: Draft) -> Draft:
     run, given = draft.run, draft.given
     if not given.get("pack") and run.resize != "native":
         if alone := [name for name in ("pack_min_size", "pack_drop", "multiple") if name in given]:
-            raise UsageError(f"{flag(alone[0])} requires --pack", hint="--pack, or leave it out")
+            raise UsageError(f"{flag(alone[0])} requires --pack", hint=f"add --pack, or leave out {flag(alone[0])}")
         return draft
     if "pack" in given and not given["pack"]:
         packed = "--resize native", "it implies --pack"

@@ -67,7 +67,7 @@ def _sharded(run: Run, machine: Machine, held: int, available: int) -> Sharded:
 def _share(name: str, held: int) -> str:
     """Describe a rank's part."""
     parts = parts_of(name, current())
-    where = {"hsdp": "; divided within each machine, ", "offload": "; divided in the CPU's memory, "}
+    where = {"hsdp": "; divided within each machine, ", "offload": "; kept in the CPU's memory, "}
     shared = parts > 1 or name == "offload"
     return f"{where.get(name, '; divided among the ranks, ')}{memory_size(held / parts)} per rank" if shared else ""
 
@@ -89,7 +89,7 @@ def _unsharded(run: Run) -> str:
         return "not tested with a decoder of text"
     if run.pack or run.patch_sizes:
         return "with --pack or --patch-sizes, a step does not use all parts of the network"
-    return "compiled steps are not tested with it" if run.compile else ""
+    return "compiled steps were not tested with sharding" if run.compile else ""
 
 
 def share_batches(draft: Draft) -> Draft:
@@ -108,7 +108,7 @@ def share_batches(draft: Draft) -> Draft:
         raise UsageError("a rank would have no image", why=why, hint=f"--batch-size {ranks.count}, or fewer ranks")
     least, rest = divmod(batch, ranks.count)
     images = f"{least} to {least + 1}" if rest else str(least)
-    why = f"each process computes {images} of a batch's {batch} images; their number does not change the result"
+    why = f"each process computes {images} of a batch's {batch} images; the number of processes does not change the result"
     return draft.change(Choice("ranks", str(ranks.count), why))
 
 

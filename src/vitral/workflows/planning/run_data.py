@@ -56,8 +56,8 @@ def split_for(run: Run, dataset: DataSet, kept: Sequence[int] = ()) -> tuple[Dat
     if (run.train_share, run.val_share) != (1.0, 1.0):
         val_share = run.val_share if "val" in dataset.splits or run.val_share < 1 else 0.0
         dataset = subset(dataset, run.train_share, val_share, run.seed, stratified=run.stratified)
-        why = f"of the training images are used, and {run.val_share:.0%} of the validation images"
-        reasons.append(Choice("share", f"{run.train_share:.0%}", why))
+        why = f"the rest is not used; of the validation images, {run.val_share:.0%} are used"
+        reasons.append(Choice("share", f"{run.train_share:.0%} of the training images", why))
     counts = {name: len(split) for name, split in dataset.splits.items()}
     reasons.append(Choice("training", count(counts["train"], "image"), _described(run, dataset)))
     if "val" in original:
@@ -124,7 +124,7 @@ def _absent_classes(run: Run, dataset: DataSet) -> list[Choice]:
     absent = _absent(dataset, "train")
     if not absent:
         return []
-    way = "a larger --train-share, or --stratified" if run.train_share < 1 else "add images, or remove the class"
+    way = "use a larger --train-share, or add --stratified" if run.train_share < 1 else "add images, or remove the class"
     why = f"no training image of {some(absent, 5)}: {way}"
     return [Choice("classes", f"WARNING: {len(absent)} of {len(dataset.classes)} without images", why)]
 
@@ -183,7 +183,7 @@ class RunData:
         if origin := self.doubt(split):
             what = f"the network may have been trained on the current {split} images"
             why = f"{origin}, and the data have changed since: {'; '.join(self.changes)}"
-            hint = "restore the data, or pass a folder of images that the network has never seen as DATA"
+            hint = "restore the data, or set DATA to a folder of images that the network has never seen"
             raise DataError(what, where=self.dataset.source, why=why, hint=hint)
         return f"The {split} images have changed since the run began: {'; '.join(self.changes)}."
 

@@ -50,7 +50,7 @@ def choose_threads(job: Job) -> Job:
 def _tried(job: Job, most: int) -> tuple[int, str]:
     flops = 3 * summarize(job.config).flops
     if flops > _LARGE:
-        return most, "a network of this size is faster with every thread"
+        return most, "a network of this size gains from every thread"
     counts = [*(1 << bit for bit in range((most - 1).bit_length())), most]
     seconds = dict(zip(counts, step_seconds(job, counts, max(1, int(_TRIAL / flops))), strict=True))
     best = counts[0]
