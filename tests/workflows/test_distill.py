@@ -221,7 +221,9 @@ def test_the_plan_says_what_is_kept(photos, tmp_path, teacher, capsys, monkeypat
     assert "16 per image, computed in every step" in out
     assert "ms per image" in out
     monkeypatch.setattr(PixelCache, "free_bytes", property(lambda self: 100))
-    assert re.search(r"16 per image, computed in every step [45] KiB needed, 0 KiB free in .*; .* ms per image", planned())
+    assert re.search(
+        r"16 per image, computed in every step [45] KiB needed, 0 KiB free in .*; .* ms per image", planned()
+    )
     _, err = printed(capsys, *words, "--teacher-views", "8", "--plan-only", code=2)
     assert "the teacher's features cannot be kept" in err
     assert "try: --teacher-views 0" in err

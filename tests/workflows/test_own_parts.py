@@ -169,7 +169,10 @@ class Sharp:
         ({"augment": lambda image: None}, r"(?s)it made a NoneType of an image.*return the changed image"),
         ({"augment": v2.ToDtype(torch.float32)}, r"(?s)it made float32.*leave out the conversion"),
         ({"metrics": [lambda o, t: 1.0, lambda o, t: 2.0]}, r"(?s)two metrics are called lambda.*metrics=\{"),
-        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, r"(?s)must be a class or a function.*lambda groups"),
+        (
+            {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
+            r"(?s)must be a class or a function.*lambda groups",
+        ),
         ({"sampling": np.ones(8)}, r"(?s)unknown choice.*pass a function of yours"),
         ({"sampling": BatchSampler(range(4), 2, False)}, r"(?s)the number of an image at a time.*a list"),
     ],

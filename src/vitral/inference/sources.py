@@ -141,7 +141,11 @@ class ListFile:
                     if not (line := file.readline(_LONGEST_LINE + 1)):
                         break
                     if len(line) > _LONGEST_LINE or b"\0" in line:
-                        why = f"a line is longer than {_LONGEST_LINE:,} bytes" if len(line) > _LONGEST_LINE else "it is not text"
+                        why = (
+                            f"a line is longer than {_LONGEST_LINE:,} bytes"
+                            if len(line) > _LONGEST_LINE
+                            else "it is not text"
+                        )
                         raise DataError("not a list of images", where=self.where, why=why, hint="one path per line")
                     if path := os.fsdecode(line.rstrip(b"\r\n")):
                         yield number, os.path.join(folder, path)

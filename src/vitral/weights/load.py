@@ -56,7 +56,9 @@ class _Stated:
         """Raise `UsageError` for options that a whole network with its classes leaves nothing to."""
         if self.weights_key is not None:
             hint = "leave out --weights-key, or weights_key in Python"
-            raise UsageError("--weights-key does not apply, because the file contains one network", where=where, hint=hint)
+            raise UsageError(
+                "--weights-key does not apply, because the file contains one network", where=where, hint=hint
+            )
         if self.class_order is not None:
             raise class_names.stated_twice(where)
 
@@ -125,7 +127,9 @@ def read(
         notes += _check_finite(loaded, allow_non_finite)
     loaded = dataclasses.replace(loaded, account=dataclasses.replace(loaded.account, notes=tuple(notes)))
     if names and not loaded.account.nameless:
-        raise UsageError("these weights already contain the names of their classes", where=source.where, hint="leave out classes")
+        raise UsageError(
+            "these weights already contain the names of their classes", where=source.where, hint="leave out classes"
+        )
     return fit(_at_levels(named(loaded, names), levels), scheme=scheme, new_head=new_head, **wanted)
 
 
@@ -146,7 +150,7 @@ def _check_finite(loaded: Loaded, allowed: bool) -> list[Alarm]:
     names = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
     if not allowed:
         typed = shlex.quote(loaded.account.source)
-        hint = f"use weights saved before training diverged, or convert these to inspect them: vitral convert {typed} NEW --allow-non-finite"
+        hint = f"use earlier weights, or inspect these in a copy: vitral convert {typed} NEW --allow-non-finite"
         raise WeightsError("weights that are not finite", where=loaded.account.source, why=f"in {names}", hint=hint)
     return [Alarm(f"WARNING values that are not finite in {names}")]
 
@@ -171,7 +175,9 @@ def _from_memory(module: nn.Module, stated: _Stated, classes: int | None) -> Loa
         return Loaded(weights, account, "native", where, switches=switches)
     source = modules.source_of(module)
     if stated.heads is not None or stated.like is not None:
-        raise UsageError("a network in memory already has its number of heads", where=where, hint="leave out heads and like")
+        raise UsageError(
+            "a network in memory already has its number of heads", where=where, hint="leave out heads and like"
+        )
     loaded = _foreign(source, where, stated, None)
     return dataclasses.replace(loaded, account=loaded.account.noted(*_check_finite(loaded, True)))
 
@@ -210,7 +216,12 @@ def locate(reference: str | Path) -> tuple[Path, list[str], str]:
         records = (file for file in (path / "result.json", path / "metrics.jsonl") if file.is_file())
         if not weights.is_file() and any(file.stat().st_size for file in records):  # empty before the first epoch ends
             hint = "put the file back, or repeat the command in config.json with --overwrite"
-            raise RunError("the run's weights are missing", where=weights, why="at least one epoch was finished, so the file was moved or deleted", hint=hint)
+            raise RunError(
+                "the run's weights are missing",
+                where=weights,
+                why="at least one epoch was finished, so the file was moved or deleted",
+                hint=hint,
+            )
         if not weights.is_file():
             hint = f"vitral train --out {path} --resume"
             raise RunError("the run has no weights yet", where=path, why="it stopped in its first epoch", hint=hint)
@@ -310,7 +321,9 @@ def _settle(
     except UsageError as error:
         if stated.heads is not None:
             raise
-        raise WeightsError("the shapes of the tensors do not fit any network", where=source.where, why=error.what) from None
+        raise WeightsError(
+            "the shapes of the tensors do not fit any network", where=source.where, why=error.what
+        ) from None
 
 
 def _preprocessing_of(kind: Format, source: Source, settled: Settled) -> tuple[Preprocessing, str]:

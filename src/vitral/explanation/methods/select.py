@@ -68,8 +68,12 @@ def check_method(method: Method, network: nn.Module) -> None:
     able = ", ".join(name for name, one in METHODS.items() if one.any_network)
     what = f"'{method.name}' cannot explain this network"
     if isinstance(network, AnyNetwork):
-        raise UsageError(what, why=f"it needs attention; {network.why}", hint=f"choose one of these with method=: {able}")
-    raise UsageError(what, why=f"{type(network).__name__} has no attention", hint=f"choose one of these with --method: {able}")
+        raise UsageError(
+            what, why=f"it needs attention; {network.why}", hint=f"choose one of these with method=: {able}"
+        )
+    raise UsageError(
+        what, why=f"{type(network).__name__} has no attention", hint=f"choose one of these with --method: {able}"
+    )
 
 
 def check_options(method: Method, options: Mapping[str, object]) -> None:

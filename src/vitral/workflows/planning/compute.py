@@ -88,7 +88,11 @@ def whiten(draft: Draft) -> Draft:
         return draft.change(Choice("first layer", "whitened", why))
     if draft.given.get("whiten"):
         why = f"{run.init} already contains a trained first layer" if stem else f"{run.model} has no convolutional stem"
-        raise UsageError("cannot whiten the first layer", why=why, hint="leave out --whiten, or choose a convolutional stem with --model C+Micro/8")
+        raise UsageError(
+            "cannot whiten the first layer",
+            why=why,
+            hint="leave out --whiten, or choose a convolutional stem with --model C+Micro/8",
+        )
     return draft.change(whiten=False)
 
 

@@ -108,7 +108,7 @@ def share_batches(draft: Draft) -> Draft:
         raise UsageError("a rank would have no image", why=why, hint=f"--batch-size {ranks.count}, or fewer ranks")
     least, rest = divmod(batch, ranks.count)
     images = f"{least} to {least + 1}" if rest else str(least)
-    why = f"each process computes {images} of a batch's {batch} images; the number of processes does not change the result"
+    why = f"each process computes {images} of a batch's {batch} images; the number of processes changes no result"
     return draft.change(Choice("ranks", str(ranks.count), why))
 
 

@@ -124,7 +124,9 @@ def _absent_classes(run: Run, dataset: DataSet) -> list[Choice]:
     absent = _absent(dataset, "train")
     if not absent:
         return []
-    way = "use a larger --train-share, or add --stratified" if run.train_share < 1 else "add images, or remove the class"
+    way = (
+        "use a larger --train-share, or add --stratified" if run.train_share < 1 else "add images, or remove the class"
+    )
     why = f"no training image of {some(absent, 5)}: {way}"
     return [Choice("classes", f"WARNING: {len(absent)} of {len(dataset.classes)} without images", why)]
 

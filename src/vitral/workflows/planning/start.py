@@ -135,7 +135,8 @@ def _local(stats: DatasetStats) -> str:
     """Name finished runs for very few images."""
     if stats.images >= _VERY_FEW or not stats.finished_runs:
         return ""
-    return f". If your images are similar to those of an earlier run, start from it: --init {' or --init '.join(stats.finished_runs)}"
+    runs = " or --init ".join(stats.finished_runs)
+    return f". If your images are similar to the images of an earlier run, start from it: --init {runs}"
 
 
 def _recipe_of_published(given: Mapping[str, object], stats: DatasetStats, machine: Machine, found: AtHand) -> str:

@@ -35,7 +35,9 @@ def keep_features(draft: Draft) -> Draft:
         return draft
     width = feature_teacher(draft.teacher, run, draft.machine).width()
     if not run.teacher_views:
-        return draft.change(Choice(NAME, f"{width:,} per image, computed in every step", "because each epoch uses new crops"))
+        return draft.change(
+            Choice(NAME, f"{width:,} per image, computed in every step", "because each epoch uses new crops")
+        )
     views, cache = min(run.teacher_views, run.epochs), PixelCache()
     size, free = 2 * width * draft.images * views, cache.free_bytes
     room = "" if size < DISK_SHARE * free else f"{memory_size(size)} needed, {memory_size(free)} free in {cache.folder}"
