@@ -202,5 +202,5 @@ def test_a_file_that_is_cut_short_is_refused(file):
 def test_options_that_state_another_network_are_refused(file):
     with pytest.raises(WeightsError, match="vitral's own"):
         vitral.load(file, format="timm")
-    with pytest.raises(UsageError, match="of one network"):
+    with pytest.raises(UsageError, match="the file contains one network"):
         vitral.load(file, weights_key="x")

@@ -109,7 +109,7 @@ def naming(stated: tuple[str, ...] | None, count: int, order: str | None, where:
 def stated_twice(where: object) -> UsageError:
     """Make the error for an order of classes whose names the weights state."""
     hint = "leave out --class-order, or class_order in Python"
-    return UsageError("these weights state the names of their classes", where=str(where), hint=hint)
+    return UsageError("these weights already contain the names of their classes", where=str(where), hint=hint)
 
 
 def _assumed(count: int, order: str | None) -> Naming:
