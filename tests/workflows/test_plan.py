@@ -449,5 +449,6 @@ def test_very_few_images_suggest_available_weights(make_images, tmp_path, monkey
     assert "--init 'runs/the sky'" in reason()
     for changes in ({"channels": 1}, {"data": str(photos)}, {"task": "text"}):
         assert "the sky" not in reason(**changes)
+    assert "the sky" in reason(), "it is offered again, and only the number of images is another now"
     many = plan_run({"data": str(make_images({"cat": 110, "dog": 110}, "more")), "device": "cpu"})
-    assert "an earlier run" not in next(choice.reason for choice in many.plan.choices if choice.name == "init")
+    assert "the sky" not in next(choice.reason for choice in many.plan.choices if choice.name == "init")

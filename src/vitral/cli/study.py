@@ -76,7 +76,7 @@ def _print(found: Comparison) -> None:
     where = "" if found.split == "all" else f"{found.split} "
     print_text(f"{found.counted(f'{where}image')} of {found.source}")
     print_text(f"{found.conclusion()}\n")
-    networks = _columns("network", "accuracy (95%)", "ECE", "weights", "images/s", "ms/image", "correct alone")
+    networks = _columns("network", "accuracy (95%)", "ECE", "weights", "images/s", "ms/image", "uniquely correct")
     for place, one in enumerate(found.contenders):
         low, high = one.evaluation.accuracy_interval
         networks.add_row(

@@ -251,9 +251,7 @@ def is_network_error(error: Exception) -> bool:
 
 
 def _not_asked(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
+    if is_offline():
         return "HF_HUB_OFFLINE is set: the copy in the cache is used"
     status = getattr(getattr(error, "response", None), "status_code", None)
     how = f"the hub refused ({status})" if status else "the hub could not be asked"
@@ -312,10 +310,8 @@ def _no_weights(repository: str, names: list[str]) -> WeightsError:
 
 
 def _not_reached(error: Exception, reference: str, repository: str, commits: Sequence[str]) -> WeightsError:
-    from huggingface_hub import constants
-
     reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"the hub cannot be reached ({reason[:120]})"
+    offline = "HF_HUB_OFFLINE is set" if is_offline() else f"the hub cannot be reached ({reason[:120]})"
     if commits:
         pinned = " or ".join(f"{reference}@{commit}" for commit in commits)
         why = f"{offline}, and the cache does not tell which is the newest"
