@@ -14,6 +14,7 @@ import pytest
 from tools.write_stub import STUB, stub
 
 import vitral
+from vitral.errors import UsageError
 from vitral.recipes.pretrain import UNSUPPORTED
 from vitral.training.options import LABEL_OPTIONS
 
@@ -61,6 +62,7 @@ vitral.train("p", loss=3)  # wrong
 vitral.train("p", 30)  # wrong
 vitral.pretrain("p", recipe="mae")  # wrong
 vitral.pretrain("p", maks=0.5)  # wrong
+vitral.pretrain("p", mixup=0.5)  # wrong
 vitral.create("S/16", depht=3)  # wrong
 vitral.create("S/16", pool="men")  # wrong
 vitral.create("S/16", classes="ten")  # wrong
@@ -82,7 +84,8 @@ def test_the_stub_is_what_its_tool_writes():
 def test_signatures_have_every_option():
     fields = {field.name for field in dataclasses.fields(vitral.Run)}
     assert fields <= inspect.signature(vitral.train).parameters.keys()
-    assert fields - {"recipe"} <= inspect.signature(vitral.pretrain).parameters.keys()
+    refused = {*LABEL_OPTIONS, *UNSUPPORTED}
+    assert fields - inspect.signature(vitral.pretrain).parameters.keys() == {"recipe", *refused} & fields
     assert vitral.ViTConfig.__dataclass_fields__.keys() < inspect.signature(vitral.create).parameters.keys()
     for name in vitral.__all__:
         value = getattr(vitral, name)
@@ -108,6 +111,13 @@ def test_the_docstring_of_pretrain_lists_only_what_it_reads():
     assert "\nTask:\n" not in text
     assert "`transform`: augment" in text
     assert "`sampler`" not in text
+
+
+def test_pretraining_says_why_it_refuses_an_option():
+    with pytest.raises(UsageError, match=r"does not support --mixup"):
+        vitral.pretrain("p", mixup=0.5)
+    with pytest.raises(UsageError, match=r"task.* is for labels, which pretraining does not read"):
+        vitral.pretrain("p", task="labels")
 
 
 def test_only_public_names_are_listed():

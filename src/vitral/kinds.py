@@ -10,7 +10,7 @@ import inspect
 import numbers
 import os
 from collections import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -78,14 +78,16 @@ def checked(
     *,
     but: tuple[str, ...] = (),
     options: Mapping[str, Parameter] = MappingProxyType({}),
+    unlisted: Container[str] = (),
     others: bool = False,
 ) -> Callable[P, T]:
     """Check the arguments of a public function by its annotations, except those in `but`, which it checks itself.
 
-    `options` are the keywords that its `**options` stand for: `inspect.signature` and `help` list them. Raises
-    `UsageError` for a value of another type, and for an unknown keyword, with the nearest parameters. A text that is
-    none of the choices is left to the function, and so are the values of `options` and, with `others`, unknown
-    keywords. Objects with a path, such as a finished run, are passed on as `Path`.
+    `options` are the keywords that its `**options` stand for: `inspect.signature` and `help` list them, except the
+    `unlisted` ones, which the function refuses itself. Raises `UsageError` for a value of another type, and for an
+    unknown keyword, with the nearest parameters. A text that is none of the choices is left to the function, and so
+    are the values of `options` and, with `others`, unknown keywords. Objects with a path, such as a finished run, are
+    passed on as `Path`.
     """
     signature = inspect.signature(function)
     names = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -96,7 +98,8 @@ def checked(
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if not any_keyword and (bad := [name for name in kwargs if name not in known]):
-            raise unknown_keyword("option" if options else "argument", bad[0], known)
+            listed = [name for name in known if name not in unlisted]
+            raise unknown_keyword("option" if options else "argument", bad[0], listed)
         given = dict(zip(names, args, strict=False)) | kwargs
         for name in (name for name in names if name in given and name not in but):
             _check(function, name, given[name])
@@ -105,7 +108,8 @@ def checked(
         )
 
     if options:
-        call.__signature__ = _with_options(signature, options)  # type: ignore[attr-defined]
+        shown = {name: one for name, one in options.items() if name not in unlisted}
+        call.__signature__ = _with_options(signature, shown)  # type: ignore[attr-defined]
     return call
 
 

@@ -25,6 +25,7 @@ from vitral.data import load
 from vitral.errors import DataError, ImageError, UsageError
 from vitral.inference.inputs import Item, expand
 from vitral.inference.predictor import Predictor
+from vitral.model import BITS, CONV_STEMMED, HYBRIDS, SIZES, WITH_PRESET, WRITE_UPS
 
 
 @pytest.fixture(scope="module")
@@ -319,12 +320,24 @@ def test_repr_of_a_predictor(predictor, trained):
 
 @pytest.mark.parametrize(
     "name",
-    ["S/16", "Ti/8x4", "C+Micro/8", "R26+S/32", "BiT-R50x3", "b/16", "einops-b16", "mnist-7562", "timm-small-128"],
+    [
+        *(f"{size}/16" for size in SIZES),
+        *WITH_PRESET,
+        *CONV_STEMMED,
+        *HYBRIDS,
+        *BITS,
+        *WRITE_UPS,
+        "Ti/8x4",
+        "g-opt+/14",
+        "C+Micro+/8",
+        "R26+S+/32",
+    ],
 )
 def test_named_networks_have_their_names(name):
     from vitral.model.variants import config, name_of
 
-    assert name_of(config(name, classes=7)) == {"b/16": "S/16"}.get(name, name)
+    same = {"b/16": "S/16", "tensordot-b16": "B/16 with norm_eps=1e-05"}
+    assert name_of(config(name, classes=7)) == same.get(name, name)
 
 
 def test_unnamed_networks_are_described():
@@ -339,7 +352,10 @@ def test_a_name_states_what_differs_from_the_named_network():
     from vitral.model.variants import config, name_of
 
     registers = config("Ti/16", registers=4, position="rotary", dropout=0.1)
-    assert name_of(registers) == "Ti/16 with position='rotary', registers=4"
+    assert registers == config("Ti+/16", dropout=0.1)
+    assert name_of(registers) == "Ti+/16"
+    assert name_of(config("Ti+/16", qk_norm=True)) == "Ti+/16 with qk_norm=True"
+    assert name_of(config("Ti/16", registers=2, position="rotary")) == "Ti/16 with position='rotary', registers=2"
     assert name_of(config("S/16", channels=1)) == "S/16 with channels=1"
     assert name_of(config("tensordot-b16")) == "B/16 with norm_eps=1e-05"
 

@@ -189,10 +189,22 @@ def test_a_table_that_another_program_changed_is_kept(photos: Path):
 
 
 def test_a_table_is_open_once(photos: Path):
-    with opened(photos), pytest.raises(UsageError, match="this table is in use"):
-        opened(photos)
+    page = photos / ".labels.csv.page"
+    with opened(photos) as session:
+        with pytest.raises(UsageError, match="this table is in use") as refused:
+            opened(photos)
+        assert "use its page, or end it" in str(refused.value)
+        session.publish("http://127.0.0.1:8001/#a-Token_1")
+        assert page.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(UsageError, match=r"open its page, http://127\.0\.0\.1:8001/#a-Token_1, or end it"):
+            opened(photos)
+        page.write_text("http://127.0.0.1:8001/#a\x1b[31m")
+        with pytest.raises(UsageError, match="use its page, or end it"):
+            opened(photos)
+    assert not page.exists()
+    page.write_text("http://127.0.0.1:1/#left-by-a-killed-process")
     with opened(photos):
-        pass
+        assert not page.exists()
 
 
 def test_a_line_that_was_cut_is_left_out(photos: Path):

@@ -8,7 +8,19 @@ import pytest
 import torch
 
 from running import mostly_slow
-from vitral.model import BITS, CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, BiTConfig, ViTConfig, config, create, summarize
+from vitral.model import (
+    BITS,
+    CONV_STEMMED,
+    HYBRIDS,
+    SIZES,
+    WITH_PRESET,
+    WRITE_UPS,
+    BiTConfig,
+    ViTConfig,
+    config,
+    create,
+    summarize,
+)
 
 # With a class token and 1000 classes at 224 pixels unless said otherwise.
 PUBLISHED = {  # torchvision's `num_params` and the paper's Table 1
@@ -40,6 +52,7 @@ OURS = {
     "G-opt/14": 1_664_842_216,
     "e/14": 3_807_214_312,
 }
+PRESET = {"Ti+/16": 5_680_360, "S+/16": 21_976_552, "B+/16": 86_419_432}
 STEMMED = {  # timm's vit_tiny_r_s16_p8_224, vit_small_r26_s32_224, … with 1000 classes
     "R+Ti/16": 6_337_704,
     "R26+S/32": 36_431_912,
@@ -75,6 +88,7 @@ WRITTEN = {  # total, and what is left without the bare parameters, as the write
 def test_every_name_has_a_line():
     assert {name.partition("/")[0] for name in PUBLISHED | OURS} == set(SIZES)
     assert set(WRITTEN) == set(WRITE_UPS)
+    assert set(PRESET) == set(WITH_PRESET)
     assert set(STEMS) == set(CONV_STEMMED)
     assert set(STEMMED) == set(HYBRIDS)
     assert set(CONVOLUTIONS) == set(BITS)
@@ -87,6 +101,14 @@ def test_size(name, count):
         model = create(size, image_size=int(pixels or 224))
     assert sum(p.numel() for p in model.parameters()) == count
     assert closed_form(size, int(pixels or 224)) == count
+
+
+@pytest.mark.parametrize("name", PRESET)
+def test_registers_instead_of_positions(name):
+    """As many as without the preset, less 14 × 14 + 1 learned positions, and 4 registers."""
+    D, plain = SIZES[name.partition("+")[0]].dim, PUBLISHED[name.replace("+", "")]
+    with torch.device("meta"):
+        assert sum(p.numel() for p in create(name).parameters()) == PRESET[name] == plain - 197 * D + 4 * D
 
 
 def closed_form(name: str, pixels: int) -> int:

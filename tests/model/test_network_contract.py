@@ -14,7 +14,7 @@ import torch
 from tiny import SHAPE, VARIANTS, network, random_images
 
 from vitral.errors import UsageError
-from vitral.model import CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, ViT, ViTConfig, config
+from vitral.model import CONV_STEMMED, HYBRIDS, SIZES, WITH_PRESET, WRITE_UPS, ViT, ViTConfig, config
 from vitral.model.position import POSITIONS
 
 variants = pytest.mark.parametrize("name", VARIANTS)
@@ -108,7 +108,7 @@ def test_configuration_survives_json(name):
     assert ViTConfig.from_json(json.loads(json.dumps(VARIANTS[name].to_json()))) == VARIANTS[name]
 
 
-@pytest.mark.parametrize("name", [*(f"{size}/16" for size in SIZES), *CONV_STEMMED, *HYBRIDS, *WRITE_UPS])
+@pytest.mark.parametrize("name", [*(f"{size}/16" for size in SIZES), *WITH_PRESET, *CONV_STEMMED, *HYBRIDS, *WRITE_UPS])
 def test_named_configurations_survive_json(name):
     assert ViTConfig.from_json(json.loads(json.dumps(config(name).to_json()))) == config(name)
 

@@ -22,7 +22,7 @@ from vitral.data.images.preprocessing import Preprocessing
 from vitral.errors import WeightsError
 from vitral.model import BiTConfig, ViTConfig, network
 from vitral.model.position import Rope
-from vitral.model.variants import BITS, CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, config
+from vitral.model.variants import BITS, CONV_STEMMED, HYBRIDS, SIZES, WITH_PRESET, WRITE_UPS, config
 from vitral.testing.formats import randomized
 from vitral.weights.convert import convert, write
 from vitral.weights.formats.huggingface_code import MODELING, code
@@ -124,7 +124,14 @@ def test_options_that_transformers_lacks(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [*(f"{size}/16" for size in SIZES if size not in ("e", "G", "G-opt")), *CONV_STEMMED, *HYBRIDS, *WRITE_UPS]
+    "name",
+    [
+        *(f"{size}/16" for size in SIZES if size not in ("e", "G", "G-opt")),
+        *WITH_PRESET,
+        *CONV_STEMMED,
+        *HYBRIDS,
+        *WRITE_UPS,
+    ],
 )
 def test_every_named_network_is_computed(name, tmp_path):
     """Of two blocks, where the whole network is large; by a class of transformers or by the file."""

@@ -46,6 +46,14 @@ def test_sizes_are_compared_by_their_costs(job):
     assert all(one.step_memory > 4 * one.parameters for one in sizes)
 
 
+def test_compared_sizes_keep_the_preset(photos):
+    planned = plan_run({"data": str(photos), "device": "cpu", "model": "Pico+/16"})
+    names = [one.model for one in compare_sizes(planned)]
+    assert "Pico+/16" in names
+    assert len(names) > 2
+    assert all(name.endswith("+/16") for name in names)
+
+
 def test_the_other_options_are_listed_once(job):
     flags = [flag for flag, _ in untouched(job)]
     assert len(flags) == len(set(flags))

@@ -76,6 +76,7 @@ def label(
         def started() -> None:
             say(f"Labels   {session.labeled:,} of {count(len(session.state.images), 'image')}, in {table}")
             say(f"Page     {url} (Ctrl-C ends; everything is saved)")
+            session.publish(url)
             if open_ and _has_screen():
                 webbrowser.open(url)
 

@@ -62,9 +62,8 @@ class Assistant:
         """(n, D) with NaN for images that have none yet, or cannot be read; None before the first."""
         self.groups = np.arange(count)
         """(n,) equal for near-duplicates."""
-        self.insight = Insight.nothing(count)
-        self.classes: tuple[str, ...] = ()
-        """The classes that the insight numbers."""
+        self.found: tuple[Insight, tuple[str, ...]] = (Insight.nothing(count), ())
+        """The insight and the classes that it numbers, set together: another thread reads both of one moment."""
         self.number = 0
         """Grows with each new insight and each part of the features."""
         self.on_change: Callable[[], None] = lambda: None
@@ -80,6 +79,11 @@ class Assistant:
         self._ending.set()
         self._asked.set()
         self._thread.join(_PATIENCE)  # a search for near-duplicates cannot be stopped halfway
+
+    @property
+    def insight(self) -> Insight:
+        """Suggestions, doubts and accuracy from the labels of a moment."""
+        return self.found[0]
 
     def ask(self) -> None:
         """Compute the insight anew soon: labels have changed."""
@@ -151,7 +155,7 @@ class Assistant:
         if self.features is not None:
             self._draw()
             state = self.session.state
-            self.insight, self.classes = insight(self.features, self.groups, labels_of(state)), state.classes
+            self.found = insight(self.features, self.groups, labels_of(state)), state.classes
 
     def _draw(self) -> None:
         """Hold images out before the first suggestion."""

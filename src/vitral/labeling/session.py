@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from vitral.labeling.state import (
 )
 from vitral.wording import count, some
 
+_PAGE = re.compile(r"http://127\.0\.0\.1:\d+/#[\w-]+")
+"""The address of a page with its token. Nothing else that a file contains is printed."""
 FORMAT = 1
 """Version of the journal."""
 
@@ -77,6 +80,7 @@ class Session:
         self._digests: set[str] = set()
         """SHA-256 of all tables that this journal wrote."""
         self._hidden = Journal(self.folder / f".{self.table.name}.journal")
+        self._page = self.folder / f".{self.table.name}.page"
         self._lock()
         try:
             self._open(classes, labels)
@@ -99,10 +103,32 @@ class Session:
         try:
             self._held.enter_context(locked(file))
         except BlockingIOError:
-            why, hint = "another vitral label has it open", "use its page, or end it"
+            page = self._published()
+            hint = f"open its page, {page}, or end it" if page else "use its page, or end it"
+            why = "another vitral label has it open"
             raise UsageError("this table is in use", where=self.table, why=why, hint=hint) from None
         except OSError as error:
             raise refused(file, error, "--out FILE writes the table elsewhere") from error
+        self._unpublish()  # what a killed process left
+        self._held.callback(self._unpublish)
+
+    def publish(self, page: str) -> None:
+        """Keep the address of the page for a second command on this table, in a file that only its owner can read."""
+        with (
+            contextlib.suppress(OSError),
+            open(self._page, "x", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file,
+        ):
+            file.write(page)
+
+    def _published(self) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            page = self._page.read_text("utf-8")
+            return page if _PAGE.fullmatch(page) else ""
+        return ""
+
+    def _unpublish(self) -> None:
+        with contextlib.suppress(OSError):
+            self._page.unlink()
 
     def _open(self, classes: Sequence[str], labels: bool) -> None:
         for name in classes:

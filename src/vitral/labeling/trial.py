@@ -95,7 +95,7 @@ class Trial:
 
     def _suggesting(self, backbone: Predictor, features: np.ndarray) -> tuple[Predictor, np.ndarray]:
         """Return a predictor with the classifier of the suggestions as its head, and their probabilities (K,)."""
-        found, classes = self.assistant.insight, self.assistant.classes
+        found, classes = self.assistant.found
         if found.fitted is None or len(found.fitted.regression[1]) != len(classes):
             raise UsageError("there are no suggestions yet", hint="label three images of two classes")
         network = backbone.network

@@ -9,7 +9,7 @@ from vitral.model.foreign import Foreign, ForeignConfig
 from vitral.model.registry import ModelConfig, Network, network, with_image_size
 from vitral.model.resnet import BiT, BiTConfig
 from vitral.model.summary import Layer, Summary, summarize
-from vitral.model.variants import BITS, CONV_STEMMED, HYBRIDS, SIZES, WRITE_UPS, config, create
+from vitral.model.variants import BITS, CONV_STEMMED, HYBRIDS, SIZES, WITH_PRESET, WRITE_UPS, config, create
 from vitral.model.vit import ViT
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "CONV_STEMMED",
     "HYBRIDS",
     "SIZES",
+    "WITH_PRESET",
     "WRITE_UPS",
     "BiT",
     "BiTConfig",

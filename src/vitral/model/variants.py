@@ -1,4 +1,6 @@
-"""Networks by name: sizes of the paper and later work ("S/16" is parsed), hybrids, ResNets, the five reproductions."""
+"""Networks by name: sizes of the paper and later work ("S/16" is parsed), presets ("S+/16"), hybrids, ResNets, the
+five reproductions.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +54,11 @@ SIZES: dict[str, Size] = {
     "e": Size(1792, 56, 15360, 16),
 }
 
+PRESETS: dict[str, Mapping[str, object]] = {
+    "+": {"position": "rotary", "registers": 4},  # as in DINOv3 (arXiv 2508.10104)
+}
+"""Ending of a size in a name ("Ti+/16") → fields of `ViTConfig` that it stands for."""
+
 STEMS: dict[str, dict[int, tuple[tuple[int, ...], int]]] = {
     "R": {16: ((), 32)},  # named after the R+Ti/16 of AugReg, whose tokens are 32 pixels: 8×8 patches of a ÷4 root
     "R26": {32: ((2, 2, 2, 2), 32)},
@@ -75,6 +82,9 @@ CONV_STEMMED = ("C+Femto/4", "C+Micro/8", "C+Mini/4", "C+S/16")
 HYBRIDS = ("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32")
 BITS = ("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3")
 """Listed names: those with published weights, R26+B/32 and R200x3. Other combinations are valid too."""
+
+WITH_PRESET = ("Ti+/16", "S+/16", "B+/16")
+"""Listed names with a preset. It may follow every other size, too."""
 
 WRITE_UPS: dict[str, ViTConfig] = {
     # 000: 8 heads, logits / √768, mean over all 197 tokens, norm after it, no encoder norm.
@@ -133,8 +143,9 @@ WRITE_UPS: dict[str, ViTConfig] = {
 
 
 def config(name: str, **changes: object) -> ModelConfig:
-    """Configuration of a named network: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8"), a hybrid ("R26+S/32"), a ResNet
-    ("BiT-R50x1"), a reproduction, or a network of another library ("timm:resnet18", `vitral.model.foreign`).
+    """Configuration of a named network: `SIZE/PATCH` ("Ti/16", "S/4", "B/16x8"), the same with a preset ("Ti+/16"), a
+    hybrid ("R26+S/32"), a ResNet ("BiT-R50x1"), a reproduction, or a network of another library ("timm:resnet18",
+    `vitral.model.foreign`).
 
     `changes` are fields of its configuration, e.g. `classes=10, image_size=32`. Raises `UsageError` for an
     unknown name or field, with the nearest known ones, and for incompatible sizes.
@@ -154,18 +165,37 @@ def config_fields(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
         return ForeignConfig, {"source": name, "version": version_of(name)}
     if name in WRITE_UPS:
         return ViTConfig, {field: getattr(WRITE_UPS[name], field) for field in ViTConfig.__dataclass_fields__}
-    if match := re.fullmatch(r"BiT-R(\d+)x([1-4])", name):
-        if int(match[1]) in RESNETS:
-            return BiTConfig, {"layers": RESNETS[int(match[1])], "width": int(match[2])}
-    elif "+" in name:
-        return ViTConfig, _hybrid(name)
-    size, patch = parse(name)
-    return ViTConfig, {"patch_size": patch, **size._asdict()}
+    if (match := re.fullmatch(r"BiT-R(\d+)x([1-4])", name)) and int(match[1]) in RESNETS:
+        return BiTConfig, {"layers": RESNETS[int(match[1])], "width": int(match[2])}
+    parts = Parts.of(name)
+    fields = (
+        _hybrid(name, parts) if parts.stem else {"patch_size": _patch_of(name, parts), **SIZES[parts.size]._asdict()}
+    )
+    return ViTConfig, {**fields, **PRESETS.get(parts.preset, {})}
 
 
-def _hybrid(name: str) -> dict[str, object]:
-    stem, _, rest = name.partition("+")
-    size, _, number = rest.partition("/")
+class Parts(NamedTuple):
+    """Parts of a name: "R26+S/32" has a stem, a size and a patch, "Ti+/16" a size, a preset and a patch."""
+
+    stem: str
+    size: str
+    preset: str
+    patch: str
+
+    @classmethod
+    def of(cls, name: str) -> Parts:
+        """Split a name. Each part may be empty; none is looked up but the preset."""
+        front, _, patch = name.partition("/")
+        preset = next((end for end in PRESETS if front.endswith(end)), "")
+        stem, _, size = front.removesuffix(preset).rpartition("+")
+        return cls(stem, size, preset, patch)
+
+    def __str__(self) -> str:
+        return f"{self.stem}{'+' if self.stem else ''}{self.size}{self.preset}/{self.patch}"
+
+
+def _hybrid(name: str, parts: Parts) -> dict[str, object]:
+    stem, size, number = parts.stem, parts.size, parts.patch
     if size in SIZES and stem == CONV and number in map(str, CONV_PATCHES):
         pixels = int(number)
         deep = size in MOSTLY_STEM and pixels <= DEEP_PATCH
@@ -180,22 +210,23 @@ def _hybrid(name: str) -> dict[str, object]:
     raise unknown("model", name, names, hint="vitral models")
 
 
-def parse(name: str) -> tuple[Size, tuple[int, int]]:
-    """Parse `SIZE/PATCH` to a size and a patch (height, width); `UsageError` lists the nearest names."""
-    size, slash, patch = name.partition("/")
+def _patch_of(name: str, parts: Parts) -> tuple[int, int]:
+    """The patch (height, width) of a name without a stem; `UsageError` lists the nearest names."""
+    size, patch = parts.size, parts.patch
     parsed = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", patch)
     if size in SIZES and parsed:
-        return SIZES[size], (int(parsed[1]), int(parsed[2] or parsed[1]))
+        return int(parsed[1]), int(parsed[2] or parsed[1])
     if size in SIZES:
         why = f"'{patch}' is not a patch size in pixels" if patch else "a size needs a patch size, in pixels"
-        raise UsageError(f"unknown model '{name}'", why=why, hint=f"--model {size}/16")
+        raise UsageError(f"unknown model '{name}'", why=why, hint=f"--model {size}{parts.preset}/16")
     library = f"{size}:{patch}"
     if is_foreign(library) and not is_function(library):
         raise UsageError(f"unknown model '{name}'", why=f"nearest: {library}", hint=f"--model {library}")
-    if not slash and (other := of_library(name)):
+    if "/" not in name and (other := of_library(name)):
         raise UsageError(f"unknown model '{name}'", why="it is a network of another library", hint=f"--model {other}")
     known = [
-        *(f"{s}{slash}{patch}" if parsed else f"{s}/16" for s in SIZES),
+        *(f"{s}/{patch}" if parsed else f"{s}/16" for s in SIZES),
+        *WITH_PRESET,
         *CONV_STEMMED,
         *HYBRIDS,
         *BITS,
@@ -234,7 +265,7 @@ def catalog() -> list[dict[str, Any]]:
     names = [usual.get(size, f"{size}/16") for size in SIZES]
     return [
         _entry(name, NOTES.get(name, NOTES.get(name.partition("/")[0], "")))
-        for name in [*names, *CONV_STEMMED, *HYBRIDS, *BITS, *WRITE_UPS]
+        for name in [*names, *WITH_PRESET, *CONV_STEMMED, *HYBRIDS, *BITS, *WRITE_UPS]
     ]
 
 
@@ -261,6 +292,7 @@ NOTES = {
     "B": "paper, Table 1",
     "L": "paper, Table 1",
     "H": "paper, Table 1",
+    **dict.fromkeys(WITH_PRESET, "rotary positions and 4 registers, as in DINOv3"),
     "C+Femto/4": "convolutional stem: small gray images on a laptop",
     "C+Micro/8": "convolutional stem: small color images on a laptop",
     "C+Mini/4": "convolutional stem: small color images on a GPU",
@@ -320,10 +352,14 @@ def _names_like(config: ViTConfig | BiTConfig) -> list[str]:
     if isinstance(config, BiTConfig):
         return [f"BiT-R{depth}x{config.width}" for depth in RESNETS]
     if config.conv_stem is not None:
-        return [f"{CONV}+{size}/{number}" for size in SIZES for number in CONV_PATCHES]
-    if config.stem is not None:
-        return [f"{stem}+{size}/{number}" for size in SIZES for stem, built in STEMS.items() for number in built]
-    return [*(f"{size}/{_patch(config)}" for size in SIZES), *WRITE_UPS]
+        patches = [(CONV, str(pixels)) for pixels in CONV_PATCHES]
+    elif config.stem is not None:
+        patches = [(stem, str(pixels)) for stem, built in STEMS.items() for pixels in built]
+    else:
+        patches = [("", _patch(config))]
+    presets = (*PRESETS, "")  # those with more fields first
+    named = [str(Parts(stem, size, end, patch)) for end in presets for size in SIZES for stem, patch in patches]
+    return [*named, *WRITE_UPS]
 
 
 def _changes(config: ViTConfig | BiTConfig, own: Mapping[str, object]) -> list[str]:

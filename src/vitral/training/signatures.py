@@ -83,19 +83,12 @@ _IN_PYTHON = {"minutes": "time limit of training and validation; vitral plans as
 """Option → its meaning for functions, if it differs from the one for commands, which also count all other time."""
 
 
-def with_listing(without: Container[str] = ()) -> Callable[[F], F]:
-    """Append the options of its signature to the docstring of a function, in groups, each with type and meaning.
-
-    Options in `without`, which the function does not support, are left out.
-    """
-
-    def listed(function: F) -> F:
-        about = inspect.cleandoc(function.__doc__ or "")
-        lines = "\n".join(_lines([name for name in inspect.signature(function).parameters if name not in without]))
-        function.__doc__ = f"{about}\n\nOptions; the plan chooses those that are left out or None.\n{lines}\n"
-        return function
-
-    return listed
+def with_listing(function: F) -> F:
+    """Append the options of its signature to the docstring of a function, in groups, each with type and meaning."""
+    about = inspect.cleandoc(function.__doc__ or "")
+    lines = "\n".join(_lines(inspect.signature(function).parameters))
+    function.__doc__ = f"{about}\n\nOptions; the plan chooses those that are left out or None.\n{lines}\n"
+    return function
 
 
 def _lines(names: Container[str]) -> Iterator[str]:

@@ -163,7 +163,7 @@ class Planned(Described):
         return self.job.plan._repr_html_()
 
 
-@with_listing()
+@with_listing
 @partial(checked, but=("data",), options=OPTIONS)
 def plan(data: str | Path | DataSet | Examples, **options: object) -> Planned:
     """Plan a run as `vitral.train` does, train nothing, and return its parts for a loop of your own.

@@ -14,13 +14,22 @@ from vitral.pretraining.methods import METHODS
 from vitral.recipes.pretrain import UNSUPPORTED
 from vitral.training.callbacks import Callback
 from vitral.training.options import LABEL_OPTIONS
+from vitral.training.other_words import ALSO
 from vitral.training.signatures import PRETRAIN_OPTIONS, with_listing
 from vitral.workflows.running.trained import TrainedRun
 from vitral.workflows.train import folder_of, no_data, train
 
+_REFUSED = (*LABEL_OPTIONS, *UNSUPPORTED)
+"""Options that no method supports. Their errors say so."""
 
-@with_listing(without=(*LABEL_OPTIONS, *UNSUPPORTED))
-@partial(checked, but=("callbacks", "data"), options=PRETRAIN_OPTIONS)
+
+@with_listing
+@partial(
+    checked,
+    but=("callbacks", "data"),
+    options=PRETRAIN_OPTIONS,
+    unlisted=[name for name in PRETRAIN_OPTIONS if ALSO.get(name, name) in _REFUSED],
+)
 def pretrain(
     data: str | Path | DataSet | Examples | None = None,
     method: str | None = None,

@@ -47,7 +47,7 @@ from vitral.workflows.running.start_digests import changed_starts
 from vitral.workflows.running.trained import TrainedRun
 
 
-@with_listing()
+@with_listing
 @partial(checked, but=("callbacks", "data"), options=OPTIONS)
 def train(
     data: str | Path | DataSet | Examples | None = None,

@@ -14,7 +14,7 @@ from vitral.evaluation.pages import environment, finished, write_page
 from vitral.kinds import kinds_of
 from vitral.model import config as model_config
 from vitral.model import summarize
-from vitral.model.variants import SIZES, WRITE_UPS
+from vitral.model.variants import SIZES, Parts
 from vitral.pretraining.methods import METHODS
 from vitral.recipes.stats import dataset_stats, find_finished_runs
 from vitral.recipes.table import RECIPES
@@ -104,23 +104,22 @@ def _alternatives(name: str, run: Run, kind: object, others: Mapping[str, Run], 
 
 def compare_sizes(job: Job) -> list[Compared]:
     """Return networks of smaller and larger sizes with their costs, in order of FLOPs; none for a network without."""
-    stem, plus, rest = job.run.model.rpartition("+")
-    size, slash, patch = rest.partition("/")
-    if job.init or size not in SIZES or job.run.model in WRITE_UPS:
+    parts = Parts.of(job.run.model)
+    if job.init or parts.size not in SIZES:
         return []
     changes = job.run.model_changes()
     shared = {name: value for name, value in changes.items() if name not in ("dim", "depth", "heads", "mlp_dim")}
     classes = len(job.dataset.classes)
     found = list[Compared]()
     ordered = sorted(SIZES, key=lambda name: SIZES[name].dim ** 2 * SIZES[name].depth)
-    place = ordered.index(size)
+    place = ordered.index(parts.size)
     for other in ordered[max(0, place - _NEIGHBORS) : place + _NEIGHBORS + 1]:
-        name = f"{stem}{plus}{other}{slash}{patch}"
+        name = str(parts._replace(size=other))
         with contextlib.suppress(VitralError):
-            config = job.config if other == size else model_config(name, classes=classes, **shared)
+            config = job.config if other == parts.size else model_config(name, classes=classes, **shared)
             cost, (held, per_image) = summarize(config), training_bytes(job.run, config, job.machine)
             memory = held + per_image * job.run.batch_size
-            found.append(Compared(name, cost.parameters, cost.flops, memory, other == size))
+            found.append(Compared(name, cost.parameters, cost.flops, memory, other == parts.size))
     return sorted(found, key=lambda one: one.flops)
 
 
