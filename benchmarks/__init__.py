@@ -33,5 +33,5 @@ PROGRAMS: dict[str, str] = {
 USUAL = ("write_up_loop", "peers")
 """Default programs of `python -m benchmarks`."""
 
-SEEDS = {"photographs": 3, "pretraining": 3}
+SEEDS = {"labeling": 10, "photographs": 3, "pretraining": 3}
 """Program → default of `--seeds`, the repetitions of whole runs; 1 for the others."""
