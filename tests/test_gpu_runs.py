@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import vitral
+from freeports import free_port
 from images import MakeImages
 from inference.test_changed_networks import CHANGES, IMAGES, Kept, logits, method_of_an_instance, network, predictor
 from running import TINY, as_words, recorded
@@ -174,9 +174,7 @@ def test_one_rank_over_nccl_learns_alike(strategy, photos, tmp_path):
     alone = trained(photos, tmp_path / "alone", device="cuda", accumulate=2)
     options = {**TINY, "device": "cuda", "accumulate": 2, "strategy": strategy, "out": tmp_path / "rank"}
     words = [sys.executable, "-c", STRATEGY_OF_ONE, "train", str(photos), *as_words(options)]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ, **rank})
     assert done.returncode == 0, done.stderr

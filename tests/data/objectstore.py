@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from freeports import free_port
+
 FAULTS = ("503", "cut", "short")
 """A busy server; a connection that is cut within the body; a body that ends early, with a length that fits it."""
 BUCKET = "images"
@@ -104,9 +106,7 @@ def _handler(store: Store) -> type[BaseHTTPRequestHandler]:
 @contextlib.contextmanager
 def running() -> Iterator[Store]:
     """Run the server and its proxy."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        backend = free.getsockname()[1]
+    backend = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(backend)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

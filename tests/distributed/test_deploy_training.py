@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from freeports import free_port
 from running import TINY, as_words
 from vitral.cli.parsing import parse
 from vitral.cli.train import train_options
@@ -43,9 +43,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     for name, text in PROGRAMS.items():
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")
         (programs / name).chmod(0o755)
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        port = server.getsockname()[1]
+    port = free_port()
     torchrun = f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"\n'
     (programs / "torchrun").write_text(torchrun)
     (programs / "torchrun").chmod(0o755)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch._dynamo  # noqa: F401 - DistributedDataParallel imports it, for seconds in each rank that has not
 
+from freeports import free_port
 from running import fork
 
 
 def start(count: int, work: Callable[[], int], environment: Mapping[str, str] | None = None) -> list[int]:
     """Start `count` ranks that each run `work`; return their process ids."""
-    port = _free_port()
+    port = free_port()
 
     def ranked(rank: int) -> int:
         os.environ |= {
@@ -56,12 +56,6 @@ def codes(processes: list[int], seconds: float = 120) -> list[int]:
 def on_ranks(count: int, work: Callable[[], int], environment: Mapping[str, str] | None = None) -> list[int]:
     """Run `work` on `count` ranks; return their exit codes."""
     return codes(start(count, work, environment))
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        return server.getsockname()[1]
 
 
 def wait_for(path: Path, seconds: float = 60) -> None:

@@ -27,6 +27,7 @@ from vitral.inference.outputs.numbers import NumbersPrediction
 from vitral.inference.outputs.text import ReadText
 from vitral.inference.predictor import Predictor
 from vitral.inference.sources import find_images
+from vitral.training.run_folder import RunFolder
 from vitral.weights.load import locate
 from vitral.workflows.evaluate import evaluate
 
@@ -453,3 +454,8 @@ def test_an_unfinished_run_is_reported(trained, files, tmp_path, capsys):
             assert ("the run is not finished" in err) == (not ended)
             assert (f"vitral train --out '{run}' --resume" in err) == (not ended)
         (run / "result.json").unlink(missing_ok=True)
+    with RunFolder(run).locked():
+        assert main(["predict", str(run), str(files[0])]) == 0
+        err = capsys.readouterr().err
+    assert "note: the run is still training; these are its best weights so far" in err
+    assert "--resume" not in err

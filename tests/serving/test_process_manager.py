@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 import vitral
+from freeports import free_port
 
 pytest.importorskip("gunicorn", reason="needs gunicorn and uvicorn-worker")
 
@@ -25,9 +25,7 @@ PNG = {"Content-Type": "image/png"}
 @pytest.fixture
 def managed(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, Path]]:
     """gunicorn with two workers that serve the demo: the process, a client, and the log."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     made = "vitral.serving:app('demo', precision='fp32', device='cpu')"
     words = [
         "-k",

@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 
 import vitral
+from freeports import free_port
 from vitral.demo import IMAGES
 
 PROGRAM = """
-import json, socket, sys
+import json, sys
 import httpx, ray
 from ray import serve
 from ray_serve import application
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
+port = int(sys.argv[1])
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 serve.start(http_options={"host": "127.0.0.1", "port": port})
 app = application(
@@ -32,14 +31,14 @@ app = application(
 serve.run(app)
 with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as client:
     answers = []
-    for image in sys.argv[2:]:
+    for image in sys.argv[3:]:
         with open(image, "rb") as file:
             found = client.post("/v1/predict?top=10", content=file.read(), headers={"Content-Type": "image/png"})
         answers.append(found.json())
     bad = client.post("/v1/predict", content=b"no image", headers={"Content-Type": "image/png"})
     replicas = serve.status().applications["default"].deployments["vitral"].replica_states
     found = {"answers": answers, "bad": bad.json(), "ready": client.get("/readyz").status_code}
-    with open(sys.argv[1], "w") as file:
+    with open(sys.argv[2], "w") as file:
         json.dump({**found, "replicas": {str(state): count for state, count in replicas.items()}}, file)
 serve.shutdown()
 ray.shutdown()
@@ -53,7 +52,7 @@ def test_replicas_answer_as_python_does(tmp_path):
     source = str(Path(vitral.__file__).parents[1])
     path = os.pathsep.join((source, str(Path(__file__).parents[2] / "examples")))
     environment = {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
-    words = [sys.executable, "-c", PROGRAM, str(tmp_path / "found.json"), *map(str, images)]
+    words = [sys.executable, "-c", PROGRAM, str(free_port()), str(tmp_path / "found.json"), *map(str, images)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())

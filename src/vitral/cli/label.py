@@ -74,7 +74,8 @@ def label(
         print_notes(session.notes)
 
         def started() -> None:
-            say(f"Labels   {session.labeled:,} of {count(len(session.state.images), 'image')}, in {table}")
+            place = f"in {table}" if table.exists() else f"your changes go to {table}"
+            say(f"Labels   {session.labeled:,} of {count(len(session.state.images), 'image')}, {place}")
             say(f"Page     {url} (Ctrl-C ends; everything is saved)")
             session.publish(url)
             if open_ and _has_screen():
@@ -85,7 +86,9 @@ def label(
             serve_on(bound, labeling, build(labeling), grace=1, started=started)
         seen, labeled = len(session.notes), session.labeled
     print_notes(session.notes[seen:])
-    if session.is_kept:
+    if not session.is_kept:
+        say("\nNothing was changed, so no table was written")
+    else:
         say(f"\nSaved    {labeled:,} of {count(len(session.state.images), 'image')} labeled, in {table}")
         say(f"\nNext:\n  {command_line('train', [str(table)], {}).replace('vitral', program(), 1)}")
     return 0

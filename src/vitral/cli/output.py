@@ -67,7 +67,7 @@ def print_prediction(prediction: Named, top: int) -> None:
 
 def print_predictor_notes(predictor: Predictor) -> None:
     """Print the assumptions about the weights, the reason for a fallback engine, and a note on unfinished training."""
-    from vitral.weights.load import unfinished
+    from vitral.training.run_folder import unfinished
     from vitral.weights.notes import Caution
 
     if predictor.account and predictor.account.assumed:

@@ -191,6 +191,8 @@ def _print_result(folder: Path, result: Mapping[str, Any]) -> None:
             say(f"({GROUPED})")
         if expected := evaluation.of_ten_new():
             say(expected)
+        if unmeasured := evaluation.unmeasured():
+            say(unmeasured)
     if (report := folder / "report.html").is_file():
         say(f"Report   {report}")
     best, epochs = result.get("best_epoch"), result["epochs"]
@@ -213,7 +215,7 @@ def _print_before(folder: Path, result: Mapping[str, Any]) -> None:
 
     before = os.path.relpath(earlier)
     with contextlib.suppress(VitralError, OSError, ValueError):
-        say(f"{before_and_now(before, folder)}; vitral compare {shlex.join([before, str(folder)])}")
+        say(f"Compared {before_and_now(before, folder)}: vitral compare {shlex.join([before, str(folder)])}")
 
 
 _QUICKLY = 500

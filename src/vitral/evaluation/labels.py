@@ -12,8 +12,7 @@ from rich.console import Console
 from vitral.console import table
 from vitral.errors import DataError, UsageError
 from vitral.evaluation.intervals import Groups, Interval, count_groups, proportion_interval
-from vitral.evaluation.metrics import GROUPED, Measured, is_wider, plain_text
-from vitral.wording import count
+from vitral.evaluation.metrics import GROUPED, Measured, is_wider, plain_text, without_images
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,9 @@ class LabelsEvaluation(Measured):
     def widened(self) -> bool:
         return is_wider(self.exact_match_interval, self.exact_match, self.images)
 
+    def unmeasured(self) -> str:
+        return without_images([one.name for one in self.per_label if not one.images], "label", "labels")
+
     def headline(self) -> str:
         """The main metrics in a line."""
         low, high = self.exact_match_interval
@@ -121,10 +123,8 @@ class LabelsEvaluation(Measured):
             counts = f"{one.images:,}", f"{one.predicted:,}", f"{one.threshold:.2f}"
             rows.add_row(plain_text(one.name), *counts, *(f"{rate:.1%}" for rate in rates))
         console.print(rows)
-        if without := [one.name for one in self.per_label if not one.images]:
-            names = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")
-            absent = count(len(without), "label")
-            console.print(plain_text(f"Not measured: {absent} without images ({names})", style="dim"))
+        if unmeasured := self.unmeasured():
+            console.print(plain_text(unmeasured, style="dim"))
 
 
 def measure_labels(

@@ -84,6 +84,10 @@ class Measured(Described):
         """
         return ""
 
+    def unmeasured(self) -> str:
+        """A line on the classes or labels that have no image; "" if there are none."""
+        return ""
+
     @property
     def widened(self) -> bool:
         """True if related images (groups) make the intervals wider than they would be for independent images."""
@@ -164,6 +168,9 @@ class Evaluation(Measured):
     def headline(self) -> str:
         """The main metric in a line."""
         return f"Accuracy {with_interval(self.accuracy, self.accuracy_interval)}"
+
+    def unmeasured(self) -> str:
+        return without_images([score.name for score in self.per_class if not score.images], "class", "classes")
 
     def of_ten_new(self) -> str:
         """Return a line on how many of ten new images will be right; "" if many images were measured."""
@@ -257,10 +264,14 @@ class Evaluation(Measured):
             all_of_them = "Classes, worst first" if len(scored) > 1 else "The class"
             title = all_of_them if len(scored) <= worst else f"The {worst} worst of {len(scored)} classes"
             console.print(_class_table(scored[:worst], title, recall_alone=self.one_class))
-        if without := [score.name for score in self.per_class if not score.images]:
-            names = ", ".join(without[:5]) + (" …" if len(without) > 5 else "")
-            absent = count(len(without), "class", "classes")
-            console.print(plain_text(f"Not measured: {absent} without images ({names})", style="dim"))
+        if unmeasured := self.unmeasured():
+            console.print(plain_text(unmeasured, style="dim"))
+
+
+def without_images(names: Sequence[str], kind: str, kinds: str) -> str:
+    """Make the line on classes or labels that no image shows; "" if there are none."""
+    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    return f"Not measured: {count(len(names), kind, kinds)} without images ({shown})" if names else ""
 
 
 def measure(probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str], groups: Groups = None) -> Evaluation:

@@ -333,11 +333,11 @@ def _job(
 def _lacking(detector: Detector, job: Job, target: Target) -> str:
     """Return why the reader of an export cannot compute the score of unknown images; "" if it can."""
     if job.precision == "int8":
-        return "it was not fitted in int8"
+        return "it was measured without int8"
     if detector.score == "distance" and not (target.distances and method_of(job.network)):
-        return "its distance needs the features, and the outputs are logits"
+        return "it compares features, which this export does not return"
     if detector.score == "energy" and job.with_preprocessing:
-        return "its energy needs the logits, and the outputs are probabilities"
+        return "it needs logits, and this export returns probabilities"
     return ""
 
 

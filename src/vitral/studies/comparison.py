@@ -302,7 +302,7 @@ def compare(
 
 
 def before_and_now(before: str | Path, now: str | Path) -> str:
-    """Return a sentence that compares two runs on the images that both hold out; `UsageError` if there are none."""
+    """Return sentences that compare two runs on the images that both hold out; `UsageError` if there are none."""
     found = [evaluate_images(run, OWN_DATA, InferenceOptions()) for run in (before, now)]
     for one in found:
         require_classes(one.predictor.output, "vitral compare", "vitral evaluate RUN, for each of them")
@@ -317,10 +317,10 @@ def before_and_now(before: str | Path, now: str | Path) -> str:
     low, high = (100 * end for end in paired_interval(each, groups))
     relabeled = found[0].relabeled if len(chosen[0]) == len(found[0].images) else 0
     images = f"{len(each):,} images" + (f" ({relabeled:,} relabeled since)" if relabeled else "")
-    rates = f"before {right[0].mean():.1%}, now {right[1].mean():.1%} on the same {images}"
-    difference = f"difference {100 * each.mean():+.1f} points (95% interval {low:+.1f} to {high:+.1f})"
-    verdict = f"this run is {'better' if each.mean() > 0 else 'worse'}" if claimed else "none can be claimed"
-    return f"{rates}: {difference}: {verdict}"
+    rates = f"{before} {right[0].mean():.1%}, this run {right[1].mean():.1%}, on the same {images}"
+    difference = f"The difference is {100 * each.mean():+.1f} points (95% interval {low:+.1f} to {high:+.1f})"
+    better = f"so this run is {'better' if each.mean() > 0 else 'worse'}"
+    return f"{rates}. {difference}, {better if claimed else 'which may be chance'}"
 
 
 def _training(source: str) -> tuple[str, str, Mapping[str, object]]:

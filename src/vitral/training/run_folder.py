@@ -103,9 +103,13 @@ class RunFolder:
             remove_left(self.path)
             yield
 
+    def is_training(self) -> bool:
+        """True while a process trains the run."""
+        return is_locked(self._lock)
+
     def check_unlocked(self) -> None:
         """Raise `RunError` if another process is training the run."""
-        if is_locked(self._lock):
+        if self.is_training():
             raise self._in_use()
 
     def _in_use(self) -> RunError:
@@ -194,3 +198,16 @@ class RunFolder:
             return Plan(run, choices, paths, fingerprint, near, held_out, command, *time, kept=kept, folder=folder)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._no_config(f"{error} is missing" if isinstance(error, KeyError) else str(error)) from error
+
+
+def unfinished(reference: str | Path) -> str:
+    """Make the note on a run that has weights but is not finished; empty for all others."""
+    from vitral.weights.read.hub import is_reference  # reads need no hub
+
+    folder = RunFolder(reference)
+    if is_reference(str(reference)) or not (folder.path.is_dir() and folder.is_run()) or folder.result.is_file():
+        return ""
+    if folder.is_training():
+        return "the run is still training; these are its best weights so far"
+    more = f"vitral train --out {shlex.quote(str(folder.path))} --resume"
+    return f"the run is not finished; these are its best weights so far: {more}"

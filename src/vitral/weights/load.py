@@ -187,15 +187,6 @@ def _unchanged(weights: Weights) -> tuple[Line, ...]:
     return tuple(Line(name, tuple(tensor.shape), "loaded", name) for name, tensor in weights.state.items())
 
 
-def unfinished(reference: str | Path) -> str:
-    """Make the note on a run that has weights but is not finished; empty for all others."""
-    path = Path(reference)
-    if hub.is_reference(str(reference)) or not (path.is_dir() and is_run(path)) or (path / "result.json").is_file():
-        return ""
-    more = f"vitral train --out {shlex.quote(str(path))} --resume"
-    return f"the run is not finished; these are its best weights so far: {more}"
-
-
 def locate(reference: str | Path) -> tuple[Path, list[str], str]:
     """Locate the weights of a reference: their path, notes on the search, and the pinned reference.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +48,8 @@ class OneClass(Targets):
         if len(names) < 2:
             what = f"only one class: {''.join(names)}"
             hint = "use one folder per class: DATA/cat/1.jpg, DATA/dog/2.jpg"
+            if os.path.isfile(source):
+                hint = f"label images of another class: vitral label {shlex.quote(source)}"
             raise DataError(what, where=source, why="a classifier needs at least two classes", hint=hint)
 
 

@@ -154,7 +154,7 @@ class LabelCheck:
         title = f"{self.source}: the {len(shown):,} most doubtful of {len(self.places):,} labels"
         console.print(Text(title, style="bold"))
         console.print(Text(self.claim))
-        console.print(f"{self.agreement:.1%} of the labels agree with predictions of {self.folds} folds")
+        console.print(f"{self.agreement:.1%} of the labels agree with the predictions")
         rows = table()
         for name in ("image", "label", "suggested", "probability", "wrong"):
             right = name in ("probability", "wrong")
