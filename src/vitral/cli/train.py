@@ -35,6 +35,7 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
         return plan_only.print_only(given, planning["report"], format)
     if find_lr:
         return _find_lr(format, given)
+    from vitral.data.label_table import labels_beside
     from vitral.workflows.train import lacks_data
     from vitral.workflows.train import train as run_training
 
@@ -50,6 +51,8 @@ def train(format: str = "text", find_lr: bool = False, **given: Any) -> int:
     else:
         _print_result(run.folder, run.result)
         if not given.get("quiet"):
+            for note in labels_beside(str(run.result["data"])):
+                say(f"note: {note}")
             _print_before(run.folder, run.result)
             _print_worth_a_look(run.folder)
             _print_next_commands(run.folder, run.result)

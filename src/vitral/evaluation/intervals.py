@@ -52,11 +52,11 @@ def proportion_interval(right: np.ndarray, groups: Groups = None) -> Interval:
     return wilson_interval(float(right.mean()) * trials, trials)
 
 
-def wilson_interval(successes: float, trials: float) -> Interval:
-    """Return Wilson's interval of so many independent trials; unlike p ± 2σ it is valid for few, and near 0 and 1."""
-    rate, z2 = successes / trials, Z95**2
+def wilson_interval(successes: float, trials: float, z: float = Z95) -> Interval:
+    """Return Wilson's interval of so many independent trials; unlike p ± zσ it is valid for few, and near 0 and 1."""
+    rate, z2 = successes / trials, z**2
     center = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z95 / (1 + z2 / trials) * math.sqrt(max(0.0, rate * (1 - rate)) / trials + z2 / (4 * trials**2))
+    half = z / (1 + z2 / trials) * math.sqrt(max(0.0, rate * (1 - rate)) / trials + z2 / (4 * trials**2))
     # At the ends the bounds are exactly 0 and 1, without rounding errors.
     low = 0.0 if successes == 0 else max(0.0, center - half)
     high = 1.0 if successes == trials else min(1.0, center + half)

@@ -16,7 +16,7 @@ from vitral.data.checks.groups import folds_of
 from vitral.evaluation import probe
 from vitral.evaluation.calibration import fit_temperature
 from vitral.evaluation.enough import FOR_ADVICE
-from vitral.evaluation.intervals import count_groups, proportion_interval
+from vitral.evaluation.intervals import count_groups, proportion_interval, wilson_interval
 from vitral.evaluation.label_errors import LIKELY, estimate
 from vitral.evaluation.unknown import threshold_of
 from vitral.inference.unknown import fit_statistics, mahalanobis
@@ -196,12 +196,13 @@ def _temperature(probabilities: np.ndarray, labels: np.ndarray, groups: np.ndarr
     """Return the temperature of the lowest loss, or one that makes the predictions less sure if few labels say so.
 
     Six right predictions of six do not show that the next are right. So the mean probability of the predictions is at
-    most the accuracy by Laplace's rule of succession, (right + 1) / (all + 2).
+    most the lower end of the accuracy's interval of one standard deviation.
     """
     if not len(labels):
         return HOTTEST
     count = count_groups(groups, len(labels))
-    expected = ((probabilities.argmax(1) == labels).mean() * count + 1) / (count + 2)
+    right = (probabilities.argmax(1) == labels).mean() * count
+    expected = wilson_interval(right, count, z=1)[0]
     fit = fit_temperature(np.log(np.maximum(probabilities, 1e-12)), labels, count)
     low, high = fit, HOTTEST
     if tempered(probabilities, fit).max(1).mean() <= expected:

@@ -50,12 +50,12 @@ export function proportionInterval(right, groups) {
 }
 
 /** Wilson's interval (1927) of so many independent trials.
- * @param {number} successes @param {number} trials */
-function wilson(successes, trials) {
+ * @param {number} successes @param {number} trials @param {number} z standard deviations */
+function wilson(successes, trials, z = Z) {
   const rate = successes / trials;
-  const z2 = Z ** 2;
+  const z2 = z ** 2;
   const center = (rate + z2 / (2 * trials)) / (1 + z2 / trials);
-  const half = (Z / (1 + z2 / trials)) * Math.sqrt(Math.max(0, rate * (1 - rate)) / trials + z2 / (4 * trials ** 2));
+  const half = (z / (1 + z2 / trials)) * Math.sqrt(Math.max(0, rate * (1 - rate)) / trials + z2 / (4 * trials ** 2));
   return [successes === 0 ? 0 : Math.max(0, center - half), successes === trials ? 1 : Math.min(1, center + half)];
 }
 
@@ -82,15 +82,15 @@ function designEffect(values, groups, variance) {
 const sum = (values) => values.reduce((total, one) => total + one, 0);
 
 /** The temperature of the lowest loss, or one that makes the predictions less sure if few labels say so: their mean
- * probability is at most the accuracy by Laplace's rule, (right + 1) / (all + 2). `numbers` are the images that
- * count.
+ * probability is at most the lower end of the accuracy's interval of one standard deviation. `numbers` are the images
+ * that count.
  * @param {Float64Array} logits @param {number[]} labels @param {number[]} groups @param {number} classes
  * @param {number[]} numbers */
 export function temperatureOf(logits, labels, groups, classes, numbers) {
   if (!numbers.length) return HOTTEST;
   const count = new Set(numbers.map((i) => groups[i])).size;
   const rate = numbers.filter((i) => predicted(logits, i, classes) === labels[i]).length / numbers.length;
-  const expected = (rate * count + 1) / (count + 2);
+  const expected = wilson(rate * count, count, 1)[0];
   const fit = fitTemperature(logits, labels, classes, numbers, count, rate);
   if (meanMost(logits, classes, numbers, fit) <= expected) return fit;
   let [low, high] = [fit, HOTTEST];
