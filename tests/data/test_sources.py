@@ -197,7 +197,12 @@ def test_refusals_of_folders(make_images: MakeImages, tmp_path: Path) -> None:
     assert "no files" in refusal(tmp_path / "empty")
     (tmp_path / "empty/readme.txt").write_text("x")
     assert ".txt (1)" in refusal(tmp_path / "empty")
-    assert "images without class folders" in refusal(make_images({"": 3}, name="flat"))
+    message = refusal(flat := make_images({"": 3}, name="flat"))
+    assert "images without class folders" in message
+    assert f"vitral label {flat}" in message
+    assert "folder above" not in message
+    classes = make_images({"cat": 2, "dog": 2}, name="classes")
+    assert f"if cat is a class, type the folder above, {classes}; otherwise" in refusal(classes / "cat")
     assert "images without class folders" in refusal(make_images({"train": 2, "test": 2}, name="flat splits"))
     assert "two folders for one split" in refusal(make_images({"train/a": 2, "val/a": 1, "valid/a": 1}, name="two"))
     message = refusal(make_images({"train/cat": 1, "train/dog": 1, "val/owl": 1, "val/cat": 1}, name="extra"))

@@ -223,7 +223,7 @@ def test_resume_is_for_the_same_run(photos, make_images, tmp_path):
     assert train(photos, tmp_path / "two words", resume=True, **first).result == begun.result
     with pytest.raises(UsageError, match="--mean differs"):
         train(photos, tmp_path / "two words", resume=True, mean=0.5)
-    with pytest.raises(RunError, match=r"--out '.*two words-2' or --overwrite"):
+    with pytest.raises(RunError, match=r"--out '.*two words-2' for another folder, or --overwrite to replace it"):
         train(photos, tmp_path / "two words")
 
 

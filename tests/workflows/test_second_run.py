@@ -170,10 +170,11 @@ def test_the_command_compares_both_runs(photos, monkeypatch, capsys):
     _, err = printed(capsys, "train", "photos", *words)
     expected = next(line for line in err.splitlines() if line.startswith("Of 10 new "))
     assert expected in Path("runs/photos/report.html").read_text("utf-8")
-    assert "Compared" not in err
+    assert "On the same" not in err
     mend(photos, Path("runs/photos"))
     _, err = printed(capsys, "train", "photos", *words, "--out", "runs/again")
-    (line,) = (line for line in err.splitlines() if line.startswith("Compared runs/photos "))
-    assert "on the same 6 images (1 relabeled since). The difference is " in line
+    (line,) = (line for line in err.splitlines() if line.startswith("On the same "))
+    assert line.startswith("On the same 6 images (1 relabeled since), runs/photos reaches ")
+    assert ". The difference is " in line
     assert line.endswith(", which may be chance: vitral compare runs/photos runs/again")
     printed(capsys, *line.partition(": vitral ")[2].split(), "--device", "cpu")

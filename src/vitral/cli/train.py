@@ -218,7 +218,7 @@ def _print_before(folder: Path, result: Mapping[str, Any]) -> None:
 
     before = os.path.relpath(earlier)
     with contextlib.suppress(VitralError, OSError, ValueError):
-        say(f"Compared {before_and_now(before, folder)}: vitral compare {shlex.join([before, str(folder)])}")
+        say(f"{before_and_now(before, folder)}: vitral compare {shlex.join([before, str(folder)])}")
 
 
 _QUICKLY = 500

@@ -35,6 +35,7 @@ MORE = 50
 HOTTEST = 50.0
 """Highest temperature of suggestions."""
 _HALVINGS = 30
+_LEAST = float(np.finfo(np.float64).tiny)  # in place of a probability of 0
 _FOLDS = 5
 _KNOWN = 0.99  # of the labeled images are like their class by the threshold of "unlike all"
 _CURVE = (0.25, 0.5)
@@ -203,7 +204,7 @@ def _temperature(probabilities: np.ndarray, labels: np.ndarray, groups: np.ndarr
     count = count_groups(groups, len(labels))
     right = (probabilities.argmax(1) == labels).mean() * count
     expected = wilson_interval(right, count, z=1)[0]
-    fit = fit_temperature(np.log(np.maximum(probabilities, 1e-12)), labels, count)
+    fit = fit_temperature(np.log(np.maximum(probabilities, _LEAST)), labels, count)
     low, high = fit, HOTTEST
     if tempered(probabilities, fit).max(1).mean() <= expected:
         return fit
@@ -218,7 +219,7 @@ def _temperature(probabilities: np.ndarray, labels: np.ndarray, groups: np.ndarr
 
 def tempered(probabilities: np.ndarray, temperature: float) -> np.ndarray:
     """Return probabilities (n, K) at a temperature."""
-    values = np.maximum(probabilities, 1e-12) ** (1 / temperature)
+    values = np.maximum(probabilities, _LEAST) ** (1 / temperature)
     return values / values.sum(1, keepdims=True)
 
 

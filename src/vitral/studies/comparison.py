@@ -317,7 +317,7 @@ def before_and_now(before: str | Path, now: str | Path) -> str:
     low, high = (100 * end for end in paired_interval(each, groups))
     relabeled = found[0].relabeled if len(chosen[0]) == len(found[0].images) else 0
     images = f"{len(each):,} images" + (f" ({relabeled:,} relabeled since)" if relabeled else "")
-    rates = f"{before} {right[0].mean():.1%}, this run {right[1].mean():.1%}, on the same {images}"
+    rates = f"On the same {images}, {before} reaches {right[0].mean():.1%} accuracy and this run {right[1].mean():.1%}"
     difference = f"The difference is {100 * each.mean():+.1f} points (95% interval {low:+.1f} to {high:+.1f})"
     better = f"so this run is {'better' if each.mean() > 0 else 'worse'}"
     return f"{rates}. {difference}, {better if claimed else 'which may be chance'}"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from vitral.data.dataset import DataSet
-from vitral.data.files import Files, count_extensions, is_image
+from vitral.data.files import Files, count_extensions, is_hidden, is_image
 from vitral.data.images.decode import READ
 from vitral.data.sources import class_folders, idx, table
 from vitral.data.targets import ANY, Labeling
 from vitral.errors import DataError
-from vitral.wording import some
+from vitral.wording import shown, some
 
 LAYOUTS: Mapping[str, Callable[..., DataSet | None]] = {
     "idx": idx.read,
@@ -60,6 +64,30 @@ def _refusal(files: Files) -> DataError:
         "images without class folders",
         where=files.where,
         why=_unlabeled(images),
-        hint="move the images into one folder per class, such as DATA/cat/1.jpg; write a .csv with the columns "
-        "file,label; or sort them in the browser with vitral label",
+        hint=_how_to_label(files.where),
     )
+
+
+def _how_to_label(where: str) -> str:
+    """Suggest the ways to label images, and the folder above if this one may be one of its classes."""
+    ways = (
+        f"sort them in the browser with vitral label {shlex.quote(where)}, move them into one folder per class "
+        "(DATA/cat/1.jpg), or write a .csv with the columns file,label"
+    )
+    above = os.path.dirname(os.path.normpath(where)) or "."
+    if os.path.isdir(where) and len(_folders_with_images(above)) > 1:
+        name = shown(os.path.basename(os.path.normpath(where)))
+        return f"if {name} is a class, type the folder above, {shlex.quote(above)}; otherwise {ways}"
+    return ways
+
+
+def _folders_with_images(folder: str) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as inside:
+        return [one.name for one in inside if one.is_dir() and not is_hidden(one.name) and _has_image(one.path)]
+    return []
+
+
+def _has_image(folder: str) -> bool:
+    with contextlib.suppress(OSError), os.scandir(folder) as inside:
+        return any(is_image(one.name) for one in itertools.islice(inside, 100))
+    return False

@@ -90,7 +90,9 @@ def finished(folder: RunFolder, console: Console) -> TrainedRun:
 
 def check_overwrite(folder: RunFolder, overwrite: bool, run: Run | None) -> None:
     if not overwrite:
-        hint = f"add --resume, --out {shlex.quote(folder.next_free())} or --overwrite"
+        resume = "" if folder.is_finished() else "--resume to continue it, "
+        out = f"--out {shlex.quote(folder.next_free())} for another folder"
+        hint = f"add {resume}{out}, or --overwrite to replace it"
         raise RunError("the run folder already exists", where=folder.path, hint=hint)
     if not folder.is_run():
         why = "it is not a run folder"
