@@ -93,7 +93,13 @@ def test_the_weights_of_a_run(given: dict[str, Any], weights: str) -> None:
 
 
 def test_other_images_tasks_and_machines_start_from_random_weights() -> None:
-    assert start({}, of(channels=1)) == "none"
+    assert start({}, of(channels=1)) == "backbone", "gray photographs and scans"
+    assert start({}, of(channels=1, size=(63, 28))) == "none", "digits"
+    assert start({}, of(channels=1, plain=0.5)) == "backbone"
+    assert start({}, of(channels=1, plain=0.51)) == "none", "drawings"
+    assert start({}, of(channels=1, size=(28, 64))) == "backbone"
+    assert not RECIPES["backbone"](of(channels=1), machine()).run.flip, "there may be text"
+    assert RECIPES["backbone"](STATS, machine()).run.flip
     assert start({}, task="text") == "none"
     assert start({}, task="numbers") == start({}, task="labels") == "backbone"
     assert start({}, of(images=MOST_ON_GPU), kind="cuda") == "none"
@@ -102,10 +108,10 @@ def test_other_images_tasks_and_machines_start_from_random_weights() -> None:
 
 
 def test_another_built_in_model_is_one_entry(monkeypatch: pytest.MonkeyPatch, make_images: Any) -> None:
-    scans = BuiltIn(BUILT_IN["demo"].file, "trained on scans", recipe="scans", colors_only=False)
+    scans = BuiltIn(BUILT_IN["demo"].file, "trained on scans", recipe="scans")
     monkeypatch.setitem(BUILT_IN, "scans", scans)
     monkeypatch.setitem(RECIPES, "scans", lambda stats, machine: finetuning_of_scans(stats, machine))
-    gray = of(channels=1)
+    gray = of(channels=1, size=(28, 28))
     init, choice = choose_start({}, "class", gray, machine())
     assert init == {"init": "scans"}
     assert choose_start({}, "class", gray, machine("cuda"))[0] == {"init": "scans"}
@@ -141,7 +147,8 @@ def test_every_reason_is_in_the_plan() -> None:
 
     assert "built-in model" in reason({})
     assert "--init timm:" in reason({})
-    assert "gray" in reason({}, of(channels=1))
+    assert "gray and below 64 pixels" in reason({}, of(channels=1, size=(28, 28)))
+    assert "gray drawings or writing" in reason({}, of(channels=1, plain=0.9))
     assert "--model S/16 is not the built-in model" in reason({"model": "S/16", "init": "auto"})
     assert reason({"model": "S/16"}) == "", "nothing was to choose"
     assert "pretrained weights usually help" in reason({"model": "S/16"}, of(images=100))

@@ -1,4 +1,4 @@
-"""Fine-tuning of the built-in model: the default of `vitral train DATA` for color images.
+"""Fine-tuning of the built-in model: the default of `vitral train DATA`, except for drawings and small gray images.
 
     vitral train photos/
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from vitral.device import Machine
 from vitral.recipes.finetune import AVERAGED, SMOOTHING, geometry
 from vitral.recipes.small import augmentation
-from vitral.recipes.stats import MIRRORED, PASSES, PROBE, DatasetStats, pixels_of, steps, warmup
+from vitral.recipes.stats import MIRRORED, NOT_MIRRORED, PASSES, PROBE, DatasetStats, pixels_of, steps, warmup
 from vitral.training.options import Run
 from vitral.training.plan import Choice, Plan
 
@@ -25,6 +25,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
     """Train all layers with Muon, at a lower rate than from scratch and at a size of the built-in model's training."""
     gpu = machine.device.type == "cuda"
     photographs, many = max(stats.size) > 96, stats.images >= _MANY
+    mirrored = stats.channels == 3
     side = 96 if max(stats.size) <= 48 else 160 if gpu else 128  # the network has tokens of 16 pixels
     images = 240_000 * (128 / side) ** 2 * (10 if gpu else 1)  # of small sides in the same time
     epochs = max(4, min(30, round(images / max(stats.images, 1)))) if stats.epochs is None else min(200, stats.epochs)
@@ -49,7 +50,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
         ema=0.998 if many else 0.99,
         crop="random-resized" if photographs else "shift",
         crop_area=0.3,
-        flip=True,
+        flip=mirrored,
         augment="trivialaugment" if epochs >= _LONG else "none",
     )
     small = f"your images ({pixels_of(stats)}) are resized; the built-in model was trained at 64 to 160 pixels"
@@ -62,7 +63,7 @@ def backbone(stats: DatasetStats, machine: Machine) -> Plan:
             Choice("batch", str(run.batch_size), steps(stats, run.batch_size)),
             Choice("optimizer", f"muon, {run.lr:g}", "the learning rate is lower than for random weights"),
             Choice("geometry", *geometry(run.crop)),
-            Choice("mirror", "yes", MIRRORED),
+            Choice("mirror", "yes", MIRRORED) if mirrored else Choice("mirror", "no", NOT_MIRRORED),
             augmentation(run),
             SMOOTHING,
             AVERAGED,

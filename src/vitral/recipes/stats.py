@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitral.data import DataSet
+from vitral.data import DataSet, Split
 from vitral.data.dataset import spread
 from vitral.data.images.decode import probe
 from vitral.data.images.depth import Depth, distinct_values
@@ -20,6 +21,8 @@ from vitral.folders import is_run, same_path
 from vitral.training.run_folder import RunFolder
 
 _SAMPLED = 64
+_PLAIN_SAMPLED = 16
+_PLAIN_SIDE = 64  # pixels; a JPEG is decoded at a fraction of its size
 _FEW_STEPS = 10
 """Steps of an epoch above which its incomplete last batch is less than a tenth of the images."""
 
@@ -67,6 +70,10 @@ class DatasetStats:
     """1 if every sampled image is grayscale, else 3."""
     imbalance: float
     """Ratio of the largest to the smallest class."""
+    plain: float = 0.0
+    """Fraction of the pixels of a gray image that have its most frequent gray, such as the paper of a drawing: the
+    median of a sample. 0 for color images. Photographs are near 0.1, drawings and writing near 0.9.
+    """
     depth: Depth | None = field(default=None, compare=False)
     """Values of sampled images with more than 8 bits; None if there are none."""
     sampled: int = 0
@@ -139,6 +146,17 @@ def dataset_stats(dataset: DataSet) -> DatasetStats:
         uniform=len(set(sizes)) == 1,
         channels=1 if set(channels) == {1} else 3,
         imbalance=float(counts.max() / max(counts[counts > 0].min(), 1)),
+        plain=_plain(train) if set(channels) == {1} else 0.0,
         depth=Depth.of(values),
         sampled=len(sizes),
     )
+
+
+def _plain(images: Split) -> float:
+    """Measure `DatasetStats.plain` of gray images, in 32 levels of gray."""
+    shares = []
+    for index in spread(len(images), _PLAIN_SAMPLED):
+        with contextlib.suppress(ImageError):
+            pixels = images.image(int(index), 1, at_least=(_PLAIN_SIDE, _PLAIN_SIDE))
+            shares.append(np.bincount(pixels.ravel() >> 3).max() / pixels.size)
+    return float(np.median(shares)) if shares else 0.0

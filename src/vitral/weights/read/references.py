@@ -19,8 +19,10 @@ class BuiltIn:
     """Its training, for the plan of a run that starts from it."""
     recipe: str | None = None
     """The recipe that fine-tunes it, and states its network. None: a run starts from it only if that is requested."""
-    colors_only: bool = True
-    """True if it saw photographs alone, so that gray images such as scans are learned better from random weights."""
+    gray_from: int = 0
+    """Longer side in pixels from which gray photographs start from it, too. Smaller ones start from random weights."""
+    most_plain: float = 1.0
+    """Gray images start from it up to this fraction of pixels of one gray (`DatasetStats.plain`)."""
     most_on_gpu: int | None = None
     """Training images from which a GPU trains a larger network from random weights instead. None: never."""
     feature_sizes: tuple[int, ...] = ()
@@ -34,6 +36,8 @@ BUILT_IN: dict[str, BuiltIn] = {
         Path(__file__).parents[1] / "backbone.safetensors",
         "pretrained on 100,000 photographs",
         recipe="backbone",
+        gray_from=64,  # below, as for digits, it gained nothing or little (docs/log/start.md)
+        most_plain=0.5,  # above are drawings and writing, which random weights learn better
         most_on_gpu=20_000,
         feature_sizes=(224, 128),  # both together rank wrong labels better than one
     ),

@@ -116,8 +116,10 @@ def _hidden(name: str) -> str:
 
 def _unlike(own: BuiltIn, stats: DatasetStats, machine: Machine) -> str:
     """Reason why the images are better learned from random weights; empty if they are not."""
-    if own.colors_only and stats.channels == 1:
-        return "the images are gray, such as scans or digits, and the built-in model was trained on photographs"
+    if stats.channels == 1 and max(stats.size) < own.gray_from:
+        return f"the images are gray and below {own.gray_from} pixels, where the built-in model hardly helps"
+    if stats.channels == 1 and stats.plain > own.most_plain:
+        return "the images are gray drawings or writing, and the built-in model was trained on photographs"
     if _has_gpu(machine) and own.most_on_gpu is not None and stats.images >= own.most_on_gpu:
         return f"with {stats.images:,} images and a GPU, vitral trains a larger network from random weights"
     return ""
