@@ -89,5 +89,5 @@ def _folders_with_images(folder: str) -> list[str]:
 
 def _has_image(folder: str) -> bool:
     with contextlib.suppress(OSError), os.scandir(folder) as inside:
-        return any(is_image(one.name) for one in itertools.islice(inside, 100))
+        return any(is_image(one.name) and not is_hidden(one.name) for one in itertools.islice(inside, 100))
     return False
