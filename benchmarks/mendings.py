@@ -106,20 +106,20 @@ def _row(seed: int, case: Case, folder: Path, new: Path, training: dict[str, Any
     first = vitral.train(str(photos), out=str(folder / "first"), **training)
     _mend(photos, faults, case, np.random.default_rng(seed))
     second = vitral.train(str(photos), out=str(folder / "second"), **training)
-    told = before_and_now(first.folder, second.folder)
-    rates = re.match(r"before ([\d.]+)%, now ([\d.]+)% on the same ([\d,]+) images", told)
-    assert rates, told
-    said = told.rpartition(": ")[2]
+    sentences = before_and_now(first.folder, second.folder)
+    pattern = r"On the same ([\d,]+) images.* reaches ([\d.]+)% accuracy and this run ([\d.]+)%\. .*, (.*)"
+    rates = re.fullmatch(pattern, sentences)
+    assert rates, sentences
     before, now = (vitral.evaluate(one.folder, str(new)).accuracy for one in (first, second))
-    claimed = {"this run is better": 1, "this run is worse": -1, "none can be claimed": 0}[said]
+    claimed = {"so this run is better": 1, "so this run is worse": -1, "which may be chance": 0}[rates[4]]
     return {
         "wrong": case.wrong,
         "mended": round(case.mended * case.wrong),
         "spoiled": case.spoiled,
-        "held_out": int(rates[3].replace(",", "")),
-        "before": float(rates[1]) / 100,
-        "now": float(rates[2]) / 100,
-        "said": said,
+        "held_out": int(rates[1].replace(",", "")),
+        "before": float(rates[2]) / 100,
+        "now": float(rates[3]) / 100,
+        "said": rates[4],
         "new_before": before,
         "new_now": now,
         "difference": now - before,
